@@ -102,6 +102,11 @@ class Source:
     held: torch.Tensor | None = None
     shard: Shard | None = None
 
+    @property
+    def name(self) -> str:
+        """Its key; of a shard the name of the whole parameter."""
+        return self.key if self.shard is None else self.shard.name
+
 
 @dataclass(frozen=True, slots=True)
 class Folded:

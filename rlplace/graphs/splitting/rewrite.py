@@ -52,10 +52,16 @@ def split_trace(trace: Trace, plan: SplitPlan) -> Trace:
         plan: what to split, and into how many.
 
     Raises:
-        CaptureError: a shard would have nothing in it, or there is nothing to split.
+        CaptureError: a shard would have nothing in it, there is nothing to split, or a rule is wrong for an op.
     """
+    at = list[Node]()
     with torch.no_grad(), _use_lazy_graph_module(True):
-        return _Rewriting(trace, plan).run()
+        try:
+            return _Rewriting(trace, plan, at).run()
+        except _WRONG as error:
+            where = f"op {at[-1].target} in module {module_of(at[-1]) or 'the root'}" if at else "the step"
+            why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            raise CaptureError(f"cannot split {where} ({why}). Leave out its class, or `split`.") from error
 
 
 _LINEAR_IN_FIRST = {
@@ -70,6 +76,9 @@ _ADDING = {aten.sum.default, aten.sum.dim_IntList, aten.index_add.default}
 """Ops whose sums are smaller, or fewer, than what they read: a product for one of them is made by every shard."""
 _ZEROS = {aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default}
 _UNBIASED = {aten.addmm.default: aten.mm.default, aten.baddbmm.default: aten.bmm.default}
+_SQUEEZES = {aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims}
+_WRONG = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What rules raise that are wrong for an op."""
 
 
 def _is_by_elements(node: Node) -> bool:
@@ -83,9 +92,8 @@ def _may_be_linear(node: Node) -> bool:
         one, other = node.args[:2]
         is_scale = not isinstance(other, Node) or other.meta["val"].dim() == 0
         return one is not other and (is_scale or all(user.target in _ADDING for user in node.users))
-    return (
-        is_view_op(node) or target in _LINEAR_IN_FIRST or target in _LINEAR_IN_ALL or target is aten.index_add.default
-    )
+    is_moved = is_view_op(node) and target is not aten.view.dtype  # which casts bits
+    return is_moved or target in _LINEAR_IN_FIRST or target in _LINEAR_IN_ALL or target is aten.index_add.default
 
 
 def _is_linear(node: Node, partial: set[Node]) -> bool:
@@ -104,7 +112,8 @@ def _is_linear(node: Node, partial: set[Node]) -> bool:
 
 
 class _Rewriting(ShardedValues):
-    def __init__(self, trace: Trace, plan: SplitPlan) -> None:
+    def __init__(self, trace: Trace, plan: SplitPlan, at: list[Node]) -> None:
+        self._at = at  # the ops that were looked at
         self._trace, self._old = trace, trace.module.graph
         self._placeholders = self._old.find_nodes(op="placeholder")
         (output,) = self._old.find_nodes(op="output")
@@ -133,6 +142,7 @@ class _Rewriting(ShardedValues):
             shards, values = self._add_placeholders()
             with self._mode:
                 for node in self._old.nodes:
+                    self._at.append(node)
                     if node.op == "get_attr":
                         self._check_recomputed(node)
                         self._values[node] = Value("whole", (self._new.node_copy(node),), node)
@@ -394,6 +404,11 @@ class _Rewriting(ShardedValues):
                 position, dim = use.piece  # type: ignore[misc]
                 size = shape[dim]
                 args[position] = size if isinstance(args[position], int) else [size] * len(args[position])
+        if target in _SQUEEZES:  # a dimension may have one index here, and more in all
+            shape = argument(node, 0).meta["val"].shape
+            named = argument(node, 1, range(len(shape)))
+            dims = [int(dim) for dim in (named if isinstance(named, Sequence) else [named]) if shape[int(dim)] == 1]
+            target, args = aten.squeeze.dims, (args[0], dims)
         if is_summed and index and target in _UNBIASED:  # the bias is in the first shard
             target, args = _UNBIASED[target], args[1:]
         return self._call(node, target, args, kwargs, shard=index)
@@ -460,7 +475,7 @@ class _Rewriting(ShardedValues):
         start, end = self._bounds[atom][index : index + 2]
         key = indices, start, end, padding
         if key not in self._rows:
-            self._rows[key] = self._call(node, shard_ops.shard_rows, (indices, start, end, padding), shard=index)
+            self._rows[key] = self._call(node, shard_ops.shard_rows, (*key, atom.size), shard=index)
         return self._rows[key]
 
     def _add_rows(self, node: Node, atom: Atom) -> bool:
@@ -515,7 +530,7 @@ class _Rewriting(ShardedValues):
                 [self._call(node, operator.getitem, (one, k), shard=index) for index, one in enumerate(parts)]
                 for k in range(2)
             ]
-            made = self._call(node, shard_ops.vocabulary_loss, (*own, labels, reduction, ignored))
+            made = self._call(node, shard_ops.vocabulary_loss, (*own, labels, reduction, ignored, logits.atom.size))
             self._split_losses[loss], self._values[node] = made, Several((made,))
             return True
         assert loss.backward is not None

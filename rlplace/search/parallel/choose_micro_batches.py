@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import UserError, refuse_if
+from rlplace.errors import RunnerError, UserError, refuse_if
 from rlplace.measure import Problem, Simulator
 from rlplace.measure.placement import PlacedSplit
 from rlplace.measure.problem import OP_ORDERS
@@ -88,6 +88,7 @@ class Chosen:
         devices: (N,) int32, the best placement found on the way; None where none fits.
         step_time_s: its step time; infinite where none fits.
         split: which ops are split into shards; None where it was not to be chosen, or none is best.
+        unsplit: the best problem without a split.
     """
 
     num_micro_batches: int
@@ -97,6 +98,7 @@ class Chosen:
     devices: NDArray[np.int32] | None = field(repr=False)
     step_time_s: float
     split: SplitPlan | None = None
+    unsplit: Problem | None = field(default=None, repr=False)
 
 
 @dataclass(eq=False)
@@ -182,7 +184,8 @@ def choose(
     if split is not None:
         best = _with_split(race, best, list(problems), split, SPLIT_SHARE * evaluations)
     race.say(f"chosen: {_words(best)}, {_milliseconds(best.step_s)} ({race.spent:,} evaluations in all)")
-    return Chosen(best.count, best.problem.op_order, best.problem, race.spent, best.devices, best.step_s, best.split)
+    key = best.count, best.problem.op_order, best.problem
+    return Chosen(*key, race.spent, best.devices, best.step_s, best.split, min(racing, key=lambda one: one.key).problem)
 
 
 def _with_split(
@@ -208,6 +211,7 @@ def _with_split(
         most = MOST_LAUNCHED
     least = LEAST_TRIED if host.is_simulated else min(LEAST_TRIED, len(counts))  # each of them is profiled
     tried: dict[tuple[int, SplitPlan], _Contender | None] = {}
+    seen: set[str] = set()
     work = 0.0
     race.extend(budget)
     until = race.spent + STARTS_SHARE * budget
@@ -222,14 +226,16 @@ def _with_split(
         tried[count, plan] = None
         try:
             one = _Contender(count, _ordered(make(count, plan)), plan)
-        except UserError as error:  # there is nothing of this class, or not enough for so many shards
+        except (RunnerError, UserError) as error:  # there is nothing of this class, not enough, or it does not run
             race.say(f"{PlacedSplit(**plan.words)}: left out ({str(error).splitlines()[0]})")
             work += CAPTURE * whole.problem.graph.num_ops
             return
         work += (CAPTURE + each) * one.problem.graph.num_ops
-        alike = (other.problem.graph.fingerprint for other in tried.values() if other is not None)
-        if one.problem.graph.fingerprint not in alike:
+        if one.problem.graph.fingerprint not in seen:
+            seen.add(one.problem.graph.fingerprint)
             tried[count, plan] = race.start(one, int(each))
+            best = ranked()[:SPLITS]  # the others would hold copies of parameters
+            tried.update({key: None for key, other in tried.items() if other not in best})
 
     def largest(size: int) -> int:
         """The largest number of micro-batches of as many shards, up to the best without shards."""

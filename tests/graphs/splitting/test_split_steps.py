@@ -17,10 +17,10 @@ from torch.nn.functional import cross_entropy, embedding, mse_loss
 from torch.utils.checkpoint import checkpoint
 
 from rlplace import Placement, Problem, Simulator
-from rlplace.errors import CaptureError, InvalidValue, UnknownName
+from rlplace.errors import CaptureError, InvalidValue, RunnerError, UnknownName
 from rlplace.export import PlacedModel
 from rlplace.graphs import FORWARD, OpGraph, SplitPlan, capture, load_graph, run_graph, save_graph
-from rlplace.graphs.splitting import shard_ops
+from rlplace.graphs.splitting import rewrite, shard_ops
 from rlplace.measure import load_placement, save_placement
 from rlplace.workloads import build
 
@@ -124,6 +124,59 @@ def test_without_a_target_that_counts_gradients_are_zero() -> None:
     loss_fn = lambda logits, labels: cross_entropy(logits.flatten(0, 1), labels)  # noqa: E731
     graph = capture(Words().double(), words, loss_fn, "sgd", targets=labels, split=split)
     assert not any(bool(each.any()) for each in run_graph(graph).gradients.values())
+
+
+def test_labels_and_rows_out_of_range_are_refused() -> None:
+    """They are in no shard."""
+    words, labels = torch.randint(11, (5, 3)), torch.randint(11, (15,))
+    loss_fn = lambda logits, labels: cross_entropy(logits.flatten(0, 1), labels)  # noqa: E731
+    graph = capture(Words().double(), words, loss_fn, "sgd", targets=labels, split=SplitPlan(("vocabulary",)))
+    plan = naive_plan(graph, random_devices(graph, 2, np.random.default_rng(0)))
+    with PlacedModel(graph, core_host(2), plan) as step:
+        step(words, targets=labels)
+        for wrong in (11, -1):
+            with pytest.raises(RunnerError, match="target is not from 0 to 10"):
+                step(words, targets=labels.clone().index_fill_(0, torch.tensor(3), wrong))
+            with pytest.raises(RunnerError, match="row of a table is not from 0 to 10"):
+                step(words.clone().index_fill_(0, torch.tensor(3), wrong), targets=labels)
+
+
+class Narrow(nn.Module):
+    """A hidden width of as many indices as there are shards, and dimensions without any."""
+
+    def __init__(self, *dims: int) -> None:
+        super().__init__()
+        self.up, self.down, self.dims = nn.Linear(4, 2), nn.Linear(2, 3), dims
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.up(x))
+        return self.down(hidden.squeeze(self.dims) if self.dims else hidden.squeeze())
+
+
+@pytest.mark.parametrize("dims", [(), (1,), (-1, 1)])
+def test_shards_of_one_index_keep_their_dimension(dims: tuple[int, ...]) -> None:
+    check_equal(Narrow(*dims).double(), torch.randn(5, 1, 4).double(), Tensor.sum, SplitPlan(("mlp",), 2), CLEAN)
+
+
+class Bits(nn.Module):
+    """The bits of a sum are not the sum of bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(x))).view(torch.int64)
+
+
+def test_a_sum_is_made_before_its_bits_are_read() -> None:
+    check_equal(Bits().double(), torch.randn(3, 4).double(), None, SplitPlan(("mlp",)), CLEAN)
+
+
+def test_a_rule_that_is_wrong_for_an_op_is_a_capture_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewrite._Rewriting, "_local_shape", lambda *_: [7, 7])
+    with pytest.raises(CaptureError, match=r"cannot split op aten.view.default in module .*shape '\[7, 7\]'"):
+        capture(Words(), torch.randint(11, (5, 3)), Tensor.sum, "sgd", split=SplitPlan(("mlp",)))
 
 
 class Typed(nn.Module):
@@ -411,7 +464,7 @@ def test_the_ops_of_shards_are_their_formulas() -> None:
     with torch.no_grad():
         parts = [shard_ops.vocabulary_statistics(logits[:, a:b], target, a) for a, b in bounds]
         found, number, logsumexp = shard_ops.vocabulary_loss(
-            [each for each, _ in parts], [each for _, each in parts], target, 1, -100
+            [each for each, _ in parts], [each for _, each in parts], target, 1, -100, 9
         )
         one = torch.ones((), dtype=torch.float64)
         gradients = [
@@ -420,6 +473,6 @@ def test_the_ops_of_shards_are_their_formulas() -> None:
     assert torch.allclose(found, loss, rtol=1e-12)
     assert torch.allclose(torch.cat(gradients, 1), expected, rtol=1e-12, atol=1e-15)
     table, words = torch.randn(9, 3), torch.tensor([[0, 4], [8, 3]])
-    rows = [shard_ops.shard_rows(words, a, b, -1) for a, b in bounds]
+    rows = [shard_ops.shard_rows(words, a, b, -1, 9) for a, b in bounds]
     looked_up = [shard_ops.lookup_rows(table[a:b], row) for (a, b), row in zip(bounds, rows, strict=True)]
     assert torch.equal(shard_ops.sum_parts(looked_up), embedding(words, table))

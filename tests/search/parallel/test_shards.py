@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable
 from functools import cache
 
@@ -14,15 +15,17 @@ from numpy.typing import NDArray
 from random_problems import plain_host
 from torch import nn
 
-from rlplace.errors import CaptureError, InvalidValue
+from rlplace.errors import CaptureError, InvalidValue, RunnerError
 from rlplace.graphs import FORWARD, OpGraph, SplitPlan, capture
 from rlplace.measure import Problem, Simulator, resolve_host
 from rlplace.measure.costs.costs import Costs
 from rlplace.search.methods import METHODS, find
 from rlplace.search.parallel.choose_micro_batches import (
+    CLASSES,
     DUEL,
     SHARE,
     SPLIT_SHARE,
+    SPLITS,
     choose,
     shard_counts,
     shares_of,
@@ -222,12 +225,35 @@ def test_no_split_is_captured_where_work_is_spread_evenly() -> None:
     assert choose({4: lambda: even}, evaluations=1000, split=split).split is None
 
 
-def test_what_cannot_be_split_is_left_out() -> None:
+@pytest.mark.parametrize("error", [CaptureError, RunnerError])
+def test_what_cannot_be_split_or_does_not_run_is_left_out(error: type[Exception]) -> None:
     def split(count: int, plan: SplitPlan) -> Problem:
-        raise CaptureError("there is nothing to split")
+        raise error("there is nothing to split")
 
     problems, _ = candidates(1.0)
     assert choose(problems, evaluations=1000, split=split).split is None
+
+
+def test_only_the_best_plans_stay_in_memory() -> None:
+    problems, _ = candidates(0.1)
+    made: list[weakref.ref[Problem]] = []
+    alive: list[int] = []
+
+    def split(count: int, plan: SplitPlan) -> Problem:
+        alive.append(sum(each() is not None for each in made))
+        width = 64 + 8 * CLASSES.index(plan.classes) + 4 * (plan.reduce == "chunks")  # a graph of its own for each
+        problem = Problem.estimate(step(count, plan.parts, width), resolve_host(FOUR))
+        time_s = np.where(problem.graph.is_source, 0.0, 0.1)[:, None] * np.ones((1, 4))
+        problem = dataclasses.replace(problem, costs=Costs(time_s, "estimated"))
+        made.append(weakref.ref(problem))
+        return problem
+
+    chosen = choose(problems, evaluations=2000, split=split)
+    assert chosen.split is not None
+    assert chosen.unsplit is not None
+    assert chosen.unsplit.graph.num_shards == 1
+    assert len(made) > SPLITS + 2
+    assert max(alive) <= SPLITS
 
 
 def test_shards_may_be_across_the_stages_of_whole_ops() -> None:
