@@ -523,6 +523,7 @@ def chosen_problem(
         seed=seed,
         say=say,
         split=problem_of if asked.split == AUTO else None,
+        by_size=host.is_simulated,
     )
     problem, start = chosen.problem, chosen.devices
     is_whole = chosen.num_micro_batches == 1 and chosen.split is None
