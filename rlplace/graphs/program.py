@@ -276,7 +276,7 @@ class MicroBatches:
         return self.verdict.kind != "accumulated" and not self.verdict.normalises_batch
 
 
-SPLITTABLE = ("vocabulary", "attention", "mlp", "experts", "tables")
+SPLITTABLE = ("vocabulary", "attention", "mlp", "experts", "tables", "updates")
 """What a step can be split by."""
 MOST_SHARDS = 1024
 """More are taken for a slip: every one is an op of its own."""
@@ -291,7 +291,8 @@ class SplitPlan:
     Attributes:
         classes: of `SPLITTABLE`. `vocabulary`: the classes of a softmax loss, with the weights that they come from.
             `attention`: heads. `mlp`: the hidden width of two products, one after the other. `experts`: the same, for
-            tokens that are sent to it. `tables`: columns of large embedding tables.
+            tokens that are sent to it. `tables`: columns of large embedding tables. `updates`: large parameters of ops
+            that stay whole, whose gradients are summed and updated in parts.
         parts: how many shards, or the share of each, as (3, 1).
         reduce: how partial results are summed. `owner`: by one op, whose result all shards read. `chunks`: each shard
             sums a chunk of the tokens, norms and residual sums run by these chunks, and each shard joins them for its
@@ -304,7 +305,7 @@ class SplitPlan:
     (0, 6, 8)
     """
 
-    classes: tuple[str, ...] = SPLITTABLE
+    classes: tuple[str, ...] = SPLITTABLE[:-1]
     parts: int | tuple[int, ...] = 2
     reduce: Literal["owner", "chunks"] = "owner"
 

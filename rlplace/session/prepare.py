@@ -528,6 +528,7 @@ def chosen_problem(
         seed=seed,
         say=say,
         split=problem_of if asked.split == AUTO else None,
+        by_size=host.is_simulated,
     )
     problem, start = chosen.problem, chosen.devices
     is_plain = chosen.split is None and (chosen.num_micro_batches == 1 or 1 not in counts)

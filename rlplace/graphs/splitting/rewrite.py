@@ -11,15 +11,16 @@ With `SplitPlan.reduce = "chunks"`, a partial value that has tokens becomes one 
 sums one chunk (reduce-scatter). Ops by tokens run by chunks, and where a shard needs the whole it joins the chunks
 itself (all-gather), as in sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198).
 
-Parameters are cut, and so are their gradients: each shard's update stays with the shard. What later stages see is a
-trace like any other, whose parameters have more names.
+Parameters are cut, and so are their gradients: each shard's update stays with the shard. Ops read parameters of class
+`updates` whole, joined once, and only their gradients are cut. What later stages see is a trace like any other, whose
+parameters have more names.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -111,6 +112,19 @@ def _is_linear(node: Node, partial: set[Node]) -> bool:
     return partial == {first}
 
 
+def _summed(gradient: Node | None) -> Iterator[Node]:
+    """The sums that a gradient is, and the lookups in them: shards that each have some rows make these by rows."""
+    seen = [] if gradient is None else [gradient]
+    for node in seen:
+        if len(node.users) > 1:
+            continue
+        if node.target is aten.add.Tensor and len(node.all_input_nodes) == 2 and not node.kwargs:
+            yield node
+            seen += node.all_input_nodes
+        elif node.target is aten.embedding_dense_backward.default:
+            yield node
+
+
 class _Rewriting(ShardedValues):
     def __init__(self, trace: Trace, plan: SplitPlan, at: list[Node]) -> None:
         self._at = at  # the ops that were looked at
@@ -125,8 +139,14 @@ class _Rewriting(ShardedValues):
         parameters = self._placeholders[: count + len(trace.fixed)]
         is_training = bool(trace.trainable)
         returned = [] if is_training else self._outputs[:results]
-        choice = choose(self._old, dimensions, parameters, returned, plan)
+        choice = choose(self._old, dimensions, parameters, returned, plan, count)
         super().__init__(plan, dimensions, choice, is_training=is_training)
+        self._updates = {
+            node: atom
+            for parameter, gradient in zip(self._placeholders, self._gradients, strict=False)
+            if (atom := choice.parameters.get(parameter)) is not None and atom not in choice.classes
+            for node in _summed(gradient)
+        }
         self._losses = {node: loss for loss in softmax_losses(self._old) for node in loss.nodes if node is not None}
         self._split_losses: dict[SoftmaxLoss, Node] = {}
         self._rows: dict[tuple[Node, int, int, int], Node] = {}
@@ -220,7 +240,7 @@ class _Rewriting(ShardedValues):
         names = (*self._trace.trainable, *self._trace.fixed)
         named = dict(zip(self._placeholders, names, strict=False))
         return SplitReport(
-            {named[one]: self._choice.classes[atom] for one, atom in self._choice.parameters.items()},
+            {named[one]: self._choice.classes.get(atom, "updates") for one, atom in self._choice.parameters.items()},
             tuple(
                 (node.name, str(node.target), module_of(node), flops.get(node, 0.0) / total) for node in self._gathered
             ),
@@ -259,6 +279,8 @@ class _Rewriting(ShardedValues):
 
         Chunks of tokens come last: a product with a parameter that is split joins them.
         """
+        if node in self._updates:
+            return [self._updates[node]]
         found = [value.atom for value in given if value.atom is not None]
         if node.target in PRODUCTS or node.target is aten.embedding_dense_backward.default:
             outs = (leaf for out in use.outs if out is not None for dim in out for leaf in leaves(dim))
@@ -301,7 +323,8 @@ class _Rewriting(ShardedValues):
         for one in seen:
             for user in one.users:
                 if user.target in PRODUCTS:
-                    if any(shows(each) in self._choice.parameters for each in user.all_input_nodes):
+                    shown = (self._choice.parameters.get(shows(each)) for each in user.all_input_nodes)
+                    if any(atom in self._choice.classes for atom in shown):
                         return True
                 elif _is_by_elements(user) and user not in seen:
                     seen.append(user)

@@ -109,7 +109,9 @@ class ShardedValues(ABC):
     def __init__(self, plan: SplitPlan, dimensions: Dimensions, choice: Choice, *, is_training: bool) -> None:
         self._new, self._is_training = torch.fx.Graph(), is_training
         self._plan, self._dimensions, self._choice = plan, dimensions, choice
-        self._bounds = {atom: plan.bounds(atom.size) for atom in (*choice.classes, *choice.tokens)}
+        self._bounds = {
+            atom: plan.bounds(atom.size) for atom in (*choice.classes, *choice.tokens, *choice.parameters.values())
+        }
         self._values: dict[Node, Value | Several] = {}
 
     @abstractmethod
