@@ -384,11 +384,13 @@ class SplitReport:
         parameters: by name of each parameter that was split, its class.
         gathered: of ops that read a split value whole: name, target, module, and share of the FLOPs of the step.
         random: ops that draw random numbers for each shard apart: not those of the step that is not split.
+        together: names of parameters, those that are split along the same dimension together.
     """
 
     parameters: Mapping[str, str]
     gathered: tuple[tuple[str, str, str, float], ...] = ()
     random: tuple[tuple[str, str, str], ...] = ()
+    together: tuple[tuple[str, ...], ...] = ()
 
     @property
     def gathered_share(self) -> float:

@@ -239,12 +239,15 @@ class _Rewriting(ShardedValues):
         total = sum(flops.values()) or 1.0
         names = (*self._trace.trainable, *self._trace.fixed)
         named = dict(zip(self._placeholders, names, strict=False))
+        split = self._choice.parameters.items()
+        together = {atom: tuple(named[one] for one, own in split if own is atom) for _, atom in split}
         return SplitReport(
-            {named[one]: self._choice.classes.get(atom, "updates") for one, atom in self._choice.parameters.items()},
+            {named[one]: self._choice.classes.get(atom, "updates") for one, atom in split},
             tuple(
                 (node.name, str(node.target), module_of(node), flops.get(node, 0.0) / total) for node in self._gathered
             ),
             tuple((node.name, str(node.target), module_of(node)) for node in self._random),
+            tuple(together.values()),
         )
 
     # Ops
