@@ -2,8 +2,9 @@
 
 `auto` chooses micro-batches, the order of ops and the split; `unsplit` the same without a split, at equal evaluations
 and seeds. `tensor-parallel` and `hybrid-3d` are given every number of shards and micro-batches, and the best one
-counts, as do the methods of `core-micro` with every number of micro-batches; `ring` is an estimate. What is done is in
-`results/NAME.jsonl`, a line a row: the command goes on where it was stopped, and processes with a share each
+counts, as do the methods of `core-micro` with every number of micro-batches; `ring` is an estimate. Each placement is
+also timed with costs whose efficiency depends on the size of ops, and a split has to be better with both. What is done
+is in `results/NAME.jsonl`, a line a row: the command goes on where it was stopped, and processes with a share each
 (`--shard 1/2`) may run at once.
 """
 
@@ -19,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import core_micro
+import numpy as np
 from core_micro import BUILT_FOR, EVALUATIONS, FIELD, SEARCH, counts_of
 from core_true import append, finished, read_lines
+from numpy.typing import NDArray
 from record import RESULTS, argument, as_markdown, parse, record, save, table
 from suites import CORE, WORKLOADS, key_of
 
@@ -30,7 +33,7 @@ from rlplace.measure import Problem, Simulator, resolve_host
 from rlplace.measure.bounds import even_split_s
 from rlplace.measure.placement import PlacedSplit
 from rlplace.search import METHODS, Budget, find
-from rlplace.search.parallel.choose_micro_batches import choose, shard_counts, shares_of
+from rlplace.search.parallel.choose_micro_batches import choose, shard_counts, shares_of, sized
 from rlplace.session.prepare import capture_workload
 from rlplace.workloads import Workload, build_for, parse_workload
 
@@ -47,6 +50,8 @@ SPLIT_FIELD = ("tensor-parallel", "hybrid-3d")
 """What people do by hand with shards."""
 RING = "ring"
 """Data parallelism with a ring, an estimate that no plan of ours has to reach: smaller batches are as efficient."""
+COSTS = ("step_time_s", "by_size_s")
+"""Step times of a row: with the costs that are searched on, and with costs by size."""
 MEGATRON = ("vocabulary", "attention", "mlp", "experts")
 Line = dict[str, Any]
 
@@ -92,14 +97,17 @@ def search(workload: str, host: str, evaluations: int, seed: int, most: int, *, 
         seed=seed,
         say=partial(print, file=sys.stderr, flush=True),
         split=partial(problem_of, workload, host) if splits else None,
+        by_size=True,
     )
     choice_s = time.monotonic() - begin
     left = Budget(evaluations=max(evaluations - chosen.spent, 1))
     found = find(chosen.problem, SEARCH, Simulator(chosen.problem, threads=1), left, seed=seed, start=chosen.devices)
     step_s = min(found.step_time_s, chosen.step_time_s)
+    devices = found.devices if found.step_time_s == step_s else chosen.devices
     plan = chosen.split
     return {
         "step_time_s": step_s if step_s < float("inf") else None,
+        "by_size_s": by_size_s(chosen.problem, devices),
         "count": chosen.num_micro_batches,
         "op_order": chosen.op_order,
         "split": "" if plan is None else str(PlacedSplit(**plan.words)),
@@ -107,6 +115,15 @@ def search(workload: str, host: str, evaluations: int, seed: int, most: int, *, 
         "choice_s": choice_s,
         "seconds": time.monotonic() - begin,
     }
+
+
+def by_size_s(problem: Problem, devices: NDArray[np.int32] | None) -> float | None:
+    """The step time of a placement in the problem's order with costs by size; None where these are unknown."""
+    with_sizes = None if devices is None else sized(problem)
+    if devices is None or with_sizes is None:
+        return None
+    step_s = float(Simulator(with_sizes, threads=1).step_times(devices[None])[0])
+    return step_s if step_s < float("inf") else None
 
 
 def by_hand(method: str, workload: str, host: str, evaluations: int, seed: int, most: int) -> Line:
@@ -130,6 +147,7 @@ def by_hand(method: str, workload: str, host: str, evaluations: int, seed: int, 
         if found.devices is not None and found.step_time_s < (best["step_time_s"] or float("inf")):
             split = "" if plan is None else str(PlacedSplit(**plan.words))
             best = Line(step_time_s=found.step_time_s, count=count, op_order=problem.op_order, split=split)
+            best["by_size_s"] = by_size_s(problem, found.devices)
     return best | {"evaluations": spent, "seconds": time.monotonic() - begin}
 
 
@@ -152,9 +170,13 @@ def markdown(rows: Sequence[Line], facts: dict[str, Any]) -> str:
         found.setdefault(row["problem"], {}).setdefault(row["method"], []).append(row)
     methods = list(dict.fromkeys(row["method"] for row in rows))
 
-    def median_s(answers: Mapping[str, list[Line]], method: str) -> float | None:
-        times = [row["step_time_s"] for row in answers.get(method, ()) if row["step_time_s"] is not None]
+    def median_s(answers: Mapping[str, list[Line]], method: str, costs: str = "step_time_s") -> float | None:
+        times = [row[costs] for row in answers.get(method, ()) if row.get(costs) is not None]
         return statistics.median(times) if times else None
+
+    def ratio_of(answers: Mapping[str, list[Line]], costs: str) -> float | None:
+        auto_s, whole_s = median_s(answers, "auto", costs), median_s(answers, "unsplit", costs)
+        return None if auto_s is None or whole_s is None else auto_s / whole_s
 
     def lines() -> Iterator[tuple[str, ...]]:
         for problem, answers in found.items():
@@ -164,22 +186,21 @@ def markdown(rows: Sequence[Line], facts: dict[str, Any]) -> str:
                 first = next(iter(answers.get(method, ())), None)
                 about = "" if first is None else f" ({', '.join(filter(None, (str(first['count']), first['split'])))})"
                 cells.append("–" if step_s is None else f"{step_s * 1e3:.2f}{about}")
-            auto_s, whole_s = median_s(answers, "auto"), median_s(answers, "unsplit")
-            ratio = "–" if auto_s is None or whole_s is None else f"{auto_s / whole_s:.3f}"
-            yield problem, *cells, ratio
+            both = (ratio_of(answers, costs) for costs in COSTS)
+            yield problem, *cells, *("–" if ratio is None else f"{ratio:.3f}" for ratio in both)
 
-    ratios = [
-        auto_s / whole_s
-        for answers in found.values()
-        if (auto_s := median_s(answers, "auto")) and (whole_s := median_s(answers, "unsplit"))
-    ]
-    mean = (
-        f"{statistics.geometric_mean(ratios):.3f}, largest {max(ratios):.3f}, {len(ratios)} problems" if ratios else "–"
-    )
+    def mean(costs: str) -> str:
+        ratios = [ratio for answers in found.values() if (ratio := ratio_of(answers, costs)) is not None]
+        if not ratios:
+            return "–"
+        return f"{statistics.geometric_mean(ratios):.3f}, largest {max(ratios):.3f}, {len(ratios)} problems"
+
     return (
         f"# Suite `{NAME}`: ops split into shards\n\n{as_markdown(facts)}\n"
-        "Simulated step times in ms, estimated costs, medians over seeds; micro-batches and split in brackets.\n\n"
-        f"`auto` over `unsplit`: {mean}.\n\n" + table(("problem", *methods, "auto / unsplit"), *lines())
+        "Simulated step times in ms, estimated costs, medians over seeds; micro-batches and split in brackets.\n"
+        "The last column has the same placements where small ops are less efficient (costs by size).\n\n"
+        f"`auto` over `unsplit`: {mean('step_time_s')}; by size: {mean('by_size_s')}.\n\n"
+        + table(("problem", *methods, "auto / unsplit", "by size"), *lines())
     )
 
 

@@ -182,8 +182,8 @@ class BatchOptions:
     """refuse micro-batches that do not make exactly the step of the whole batch: batch norm, which takes the statistics
     of each, and accumulated losses"""
     split: str = NO_SPLIT
-    """none, auto (chosen by simulation), or some of vocabulary,attention,mlp,experts,tables: these ops are split into
-    shards, each placed by itself (tensor parallelism)"""
+    """none, auto (chosen by simulation), or some of vocabulary,attention,mlp,experts,tables,updates: these are split
+    into shards, each placed by itself (tensor parallelism)"""
     split_parts: Annotated[str, tyro.conf.arg(metavar="P|3:1")] = TWO
     """with split: the number of shards, or the share of each; with /chunks behind it, sums are made in chunks"""
 

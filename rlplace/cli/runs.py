@@ -414,9 +414,9 @@ def export(
         folder: a run folder
         workload: the workload again, if it is your own function: code named in a run is imported only if you pass it
         format: script (FOLDER/step.py, a short program that trains as placed), csv (one row an op), device_map (of
-            Hugging Face), pipeline (a script of torch.distributed.pipelining), torchrec (a sharding plan of embedding
-            tables), torchrun (a program with a process for each device, also on several machines), or your own format;
-            list shows all formats and their purposes, and writes nothing
+            Hugging Face), dtensor (tensor parallelism of PyTorch), pipeline (torch.distributed.pipelining), torchrec
+            (a sharding plan of embedding tables), torchrun (a program with a process for each device, also on several
+            machines), or your own format; list shows all formats and their purposes, and writes nothing
         cache_tokens: with device_map, also count keys and values of so many tokens a sequence, prompt and new ones
         check: compare 5 training steps with eager ones on one device, in float64
         json: print the result as one JSON object on stdout

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Literal
@@ -75,8 +75,8 @@ class CompareConfig:
     isolated: bool | None = None
     """Whether rows are measured in a worker process (on a real host); the default is True, or False with the
     environment variable `RLPLACE_IN_PROCESS=1`."""
-    is_count_chosen: bool = False
-    """Whether `auto` chose the problem's number of micro-batches; rows that need more then mention it."""
+    chosen: tuple[str, ...] = ()
+    """What `auto` chose of the problem, `micro_batches` and `shards`; rows that need more of these then mention it."""
     seed: Seed = 0
     """Seed of all methods (the first of `seeds`), and of random ops."""
     measured: AtLeastOne | None = None
@@ -248,10 +248,10 @@ def _searched(
     if cluster is not None:
         yield from _on_cluster(simulator, config, cluster)
     else:
-        deadline_s, chosen = time.monotonic() + config.total_s, config.is_count_chosen
+        deadline_s, chosen = time.monotonic() + config.total_s, config.chosen
         for number, (name, seed) in enumerate(config.runs):
             budget = _budget(config, deadline_s, len(config.runs) - number)
-            yield number, find_row(simulator, name, seed, budget, is_count_chosen=chosen, learn=learn)
+            yield number, find_row(simulator, name, seed, budget, chosen=chosen, learn=learn)
     found = (before[number] for number in sorted(before) if before[number].ok)
     best = min(found, key=lambda row: row.value_s, default=None)
     if config.is_ordered and best is not None:
@@ -265,7 +265,7 @@ def _on_cluster(simulator: Simulator, config: CompareConfig, cluster: Cluster) -
     for first, runs in ((0, config.runs[:cut]), (cut, config.runs[cut:])):
         if runs:
             budget = _budget(config, deadline_s, math.ceil(len(runs) / cluster.num_workers))
-            rows = spread_rows(cluster, simulator, runs, budget, is_count_chosen=config.is_count_chosen)
+            rows = spread_rows(cluster, simulator, runs, budget, chosen=config.chosen)
             yield from ((first + number, row) for number, row in rows)
 
 
@@ -330,7 +330,7 @@ def _timed(row: Row, outcome: Measurement, simulated_s: float | None = None) -> 
 
 
 def spread_rows(
-    cluster: Cluster, simulator: Simulator, runs: Sequence[Run], budget: Budget, *, is_count_chosen: bool = False
+    cluster: Cluster, simulator: Simulator, runs: Sequence[Run], budget: Budget, *, chosen: Collection[str] = ()
 ) -> Iterator[tuple[int, Row]]:
     """The number of each of `runs` and its row, as they end on the workers of a cluster.
 
@@ -341,13 +341,13 @@ def spread_rows(
         simulator: of the problem.
         runs: methods and seeds.
         budget: of each run.
-        is_count_chosen: as `find_row`.
+        chosen: as `find_row`.
 
     Raises:
         RunnerError: the cluster is lost.
     """
     methods = [METHODS[name] for name in dict(runs)]
-    return cluster.map(partial(_search, methods, simulator.problem, simulator.objective, budget, is_count_chosen), runs)
+    return cluster.map(partial(_search, methods, simulator.problem, simulator.objective, budget, chosen), runs)
 
 
 def _search(
@@ -355,13 +355,16 @@ def _search(
     problem: Problem,
     objective: Literal["latency", "throughput"],
     budget: Budget,
-    is_count_chosen: bool,
+    chosen: Collection[str],
     run: Run,
 ) -> Row:
     adopt_methods(methods)
     with one_thread_here():
         simulator = Simulator(problem, objective=objective, threads=1)
-        return find_row(simulator, *run, budget, is_count_chosen=is_count_chosen)
+        return find_row(simulator, *run, budget, chosen=chosen)
+
+
+_CHOSEN = {"micro_batches": "auto chose the whole batch", "shards": "auto chose whole ops"}
 
 
 def find_row(
@@ -370,7 +373,7 @@ def find_row(
     seed: int,
     budget: Budget,
     *,
-    is_count_chosen: bool = False,
+    chosen: Collection[str] = (),
     learn: Callable[[int, Budget], Row] | None = None,
 ) -> Row:
     """The row of a method and a seed: a method that lacks its extra, or fails, gives one that says so.
@@ -380,13 +383,13 @@ def find_row(
         name: of the method.
         seed: of its draws.
         budget: of the method.
-        is_count_chosen: whether the number of micro-batches was chosen by `auto`, as a row that needs more says.
+        chosen: what `auto` chose of the problem, as a row that needs more of it says.
         learn: the row of `learned` with a seed and a budget; None where nothing may be measured.
     """
     refused = METHODS[name].refusal(simulator.problem)
-    lacks_cut = refused is not None and refused.field == "micro_batches"
-    why = "" if refused is None else "auto chose the whole batch" if is_count_chosen and lacks_cut else str(refused)
-    if name == LEARNED and learn is None and not (refused and is_count_chosen):
+    is_chosen = refused is not None and refused.field in chosen
+    why = "" if refused is None else _CHOSEN[refused.field] if is_chosen else str(refused)
+    if name == LEARNED and learn is None and not (refused and chosen):
         ask = "`--true KIND:SEED`" if simulator.problem.host.is_simulated else "`--measured N`"
         why = f"it learns from measured steps: ask for them with {ask}"
     if why:

@@ -28,7 +28,7 @@ from rlplace.say import counted, format_seconds
 from rlplace.search.rules.baselines import best_single
 from rlplace.session.calibrate import calibrated
 from rlplace.session.prepare import Steps, prepare
-from rlplace.session.setup import Setup
+from rlplace.session.setup import AUTO, Setup
 from rlplace.store.log import check_store, measuring
 from rlplace.training.config import NUM_TIMED, NUM_TRACED
 from rlplace.training.method_choice import METHODS
@@ -243,9 +243,10 @@ def run_compare(
             say=progress.say,
             asked=prepared.cut[1],
         ) as others:
+            chosen = ("micro_batches",) * is_auto + ("shards",) * (setup.asked.split == AUTO)
             comparison = compare(
                 problem,
-                dataclasses.replace(config, is_count_chosen=is_auto),
+                dataclasses.replace(config, chosen=chosen),
                 workload=str(spec),
                 others=others,
                 on_row=lambda row: progress.say(say_row(row)),

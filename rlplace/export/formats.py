@@ -224,6 +224,7 @@ FORMATS = Registry[ExportFormat](
         "script": ExportFormat("step.py", "a short program that trains as placed", _step_script),
         "csv": ExportFormat("placement.csv", "one row an op: its module, group, device and seconds there", _csv),
         "device_map": "rlplace.export.device_map:DEVICE_MAP",
+        "dtensor": "rlplace.export.dtensor:DTENSOR",
         "pipeline": "rlplace.export.pipeline:PIPELINE",
         "torchrec": "rlplace.export.device_map:TABLES",
         "torchrun": "rlplace.export.torchrun:TORCHRUN",

@@ -102,6 +102,11 @@ class Source:
     held: torch.Tensor | None = None
     shard: Shard | None = None
 
+    @property
+    def name(self) -> str:
+        """Its key; of a shard the name of the whole parameter."""
+        return self.key if self.shard is None else self.shard.name
+
 
 @dataclass(frozen=True, slots=True)
 class Folded:
@@ -271,7 +276,7 @@ class MicroBatches:
         return self.verdict.kind != "accumulated" and not self.verdict.normalises_batch
 
 
-SPLITTABLE = ("vocabulary", "attention", "mlp", "experts", "tables")
+SPLITTABLE = ("vocabulary", "attention", "mlp", "experts", "tables", "updates")
 """What a step can be split by."""
 MOST_SHARDS = 1024
 """More are taken for a slip: every one is an op of its own."""
@@ -286,7 +291,8 @@ class SplitPlan:
     Attributes:
         classes: of `SPLITTABLE`. `vocabulary`: the classes of a softmax loss, with the weights that they come from.
             `attention`: heads. `mlp`: the hidden width of two products, one after the other. `experts`: the same, for
-            tokens that are sent to it. `tables`: columns of large embedding tables.
+            tokens that are sent to it. `tables`: columns of large embedding tables. `updates`: large parameters of ops
+            that stay whole, whose gradients are summed and updated in parts.
         parts: how many shards, or the share of each, as (3, 1).
         reduce: how partial results are summed. `owner`: by one op, whose result all shards read. `chunks`: each shard
             sums a chunk of the tokens, norms and residual sums run by these chunks, and each shard joins them for its
@@ -299,7 +305,7 @@ class SplitPlan:
     (0, 6, 8)
     """
 
-    classes: tuple[str, ...] = SPLITTABLE
+    classes: tuple[str, ...] = SPLITTABLE[:-1]
     parts: int | tuple[int, ...] = 2
     reduce: Literal["owner", "chunks"] = "owner"
 
@@ -378,11 +384,13 @@ class SplitReport:
         parameters: by name of each parameter that was split, its class.
         gathered: of ops that read a split value whole: name, target, module, and share of the FLOPs of the step.
         random: ops that draw random numbers for each shard apart: not those of the step that is not split.
+        together: names of parameters, those that are split along the same dimension together.
     """
 
     parameters: Mapping[str, str]
     gathered: tuple[tuple[str, str, str, float], ...] = ()
     random: tuple[tuple[str, str, str], ...] = ()
+    together: tuple[tuple[str, ...], ...] = ()
 
     @property
     def gathered_share(self) -> float:

@@ -174,8 +174,11 @@ class Problem:
         grouping: str = "heavy-edge",
         acyclic: bool = False,
         constraints: Constraints | None = None,
+        by_size: bool = False,
     ) -> Problem:
         """A problem with roofline costs, also for a host that is not this machine; arguments as in `profile`.
+
+        With `by_size`, small ops run below the roofline (`estimate_costs`).
 
         Raises:
             UserError: a rule or constraint that does not fit, or a device without the figures that an estimate needs.
@@ -183,7 +186,7 @@ class Problem:
         from rlplace.measure.costs.costs import estimate_costs
 
         host = resolve_host(host)
-        costs = estimate_costs(graph, host)
+        costs = estimate_costs(graph, host, by_size=by_size)
         return cls.grouped(graph, host, costs, num_groups, grouping, acyclic=acyclic, constraints=constraints)
 
     @classmethod

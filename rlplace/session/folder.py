@@ -12,7 +12,7 @@ from rlplace.locks import LOCK_FILE, FolderLock
 
 SESSION = "session.db"
 """The state of a run; every other file is an output for people and tools, which no command reads as state."""
-EXPORTED = ("step.py", "placement.csv", "device_map.json", "pipeline.py", "torchrec.json", "torchrun.py")
+EXPORTED = ("step.py", "placement.csv", "device_map.json", "dtensor.py", "pipeline.py", "torchrec.json", "torchrun.py")
 """The files of a run that export formats of rlplace write; `--overwrite` removes no others that formats write."""
 RUN_FILES = (
     SESSION,

@@ -138,17 +138,22 @@ class Steps:
         is_sized = spec.is_file or spec.is_function or spec.parts or spec.options or spec.size
         self._name = str(spec) if is_sized else f"{spec}@{default_size(host)}"
         self._named_verdict: LossVerdict | None = None
-        self._graphs: dict[tuple[int, SplitPlan | None], OpGraph] = {}
+        self._graphs: dict[int, OpGraph] = {}
 
     def graph(self, count: int, split: SplitPlan | None = None) -> OpGraph:
-        """The graph of the step cut into `count` micro-batches, and split, captured when it is first asked for.
+        """The graph of the step cut into `count` micro-batches, captured when it is first asked for.
+
+        With `split`, of a plan that was not asked for: a search tries many, whose shards are copies of parameters, so
+        that it is captured anew, and not kept.
 
         Raises:
             UserError: it cannot be captured, cut or split so, or the file is malformed.
         """
-        if (count, split) not in self._graphs:
-            self._graphs[count, split] = self._make(count, split)
-        return self._graphs[count, split]
+        if split is not None and split != self.asked.plan:
+            return self._make(count, split)
+        if count not in self._graphs:
+            self._graphs[count] = self._make(count, None)
+        return self._graphs[count]
 
     @property
     def first_graph(self) -> OpGraph:
@@ -485,7 +490,7 @@ def chosen_problem(
     """The problem of the number of micro-batches that is asked for, and the result of the choice.
 
     Where the batch is cut, the order of ops is chosen too, by simulation, as the number is. On this machine a batch is
-    cut under `auto` only if that is also measured faster.
+    cut or split under `auto` only if that is also measured faster.
 
     Args:
         asked: by the user.
@@ -523,14 +528,16 @@ def chosen_problem(
         seed=seed,
         say=say,
         split=problem_of if asked.split == AUTO else None,
+        by_size=host.is_simulated,
     )
     problem, start = chosen.problem, chosen.devices
-    is_whole = chosen.num_micro_batches == 1 and chosen.split is None
-    if 1 in counts and not is_whole and chosen.devices is not None and not host.is_simulated:
+    is_plain = chosen.split is None and (chosen.num_micro_batches == 1 or 1 not in counts)
+    if not is_plain and chosen.devices is not None and not host.is_simulated:
+        rival = kept(1) if 1 in counts else chosen.unsplit or kept(counts[0])
         with measuring_alone(host, say=say):
-            is_faster = is_cut_faster(problem, chosen.devices, kept(1), seed=seed, say=say, isolated=isolated)
+            is_faster = is_cut_faster(problem, chosen.devices, rival, seed=seed, say=say, isolated=isolated)
         if not is_faster:
-            problem, start = kept(1), None
+            problem, start = rival, None
     for line in judged(problem.graph):
         say(line)
     return Prepared(problem, asked, chosen.spent, start)
@@ -606,16 +613,16 @@ def is_cut_faster(
     say: Callable[[str], None],
     isolated: bool | None = None,
 ) -> bool:
-    """Whether a placement of the step in micro-batches is measured faster than a searched one of the whole batch.
+    """Whether a placement of the step in micro-batches, or shards, is measured faster than a searched one without.
 
     A profile does not know how devices slow each other down, which favours placements that keep all of them busy. So
     the simulator's choice is raced before it is taken, against everything on one device, or on one gang, too.
 
     Args:
-        cut: in micro-batches, on a host of this machine.
+        cut: in micro-batches or shards, on a host of this machine.
         devices: (N,) of its best placement.
-        whole: the same step and host, its batch not cut.
-        seed: of the search for the whole batch.
+        whole: the same step and host, its batch not cut, or its ops not split.
+        seed: of the search for that.
         say: told both step times.
         isolated: whether they run in worker processes, one for each of the two steps; see `Evaluator`.
     """
@@ -636,10 +643,11 @@ def is_cut_faster(
             say(f"micro-batches are not raced: {error}")
             return False
     beside = min(rivals_s, key=lambda rival: rival.step_time_s)
+    is_uncut = whole.graph.num_micro_batches == 1
     split = f" and {cut.graph.num_shards} shards" if cut.graph.num_shards > 1 else ""
     say(
         f"measured: {format_seconds(outcome.step_time_s)} in {cut.graph.num_micro_batches} micro-batches{split}, "
-        f"{format_seconds(beside.step_time_s)} with the whole batch"
+        f"{format_seconds(beside.step_time_s)} {'with the whole batch' if is_uncut else 'without shards'}"
     )
     return outcome.ok and outcome.step_time_s <= beside.step_time_s
 

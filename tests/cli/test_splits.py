@@ -36,6 +36,17 @@ def test_a_placement_says_how_its_step_is_split_and_simulates_again(
     assert "It places vocabulary,mlp in shards 3:1, yours are mlp in 2 shards: give `--split vocabulary,mlp" in said
 
 
+def test_a_step_whose_updates_are_in_parts_is_placed_and_simulated(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path, words = str(tmp_path / "placement.json"), ("--split", "updates", "--split-parts", "4", "--micro-batches", "2")
+    placed = told(capsys, "place", TINY, *HOST, *words, "--placement", path)
+    assert str(load_placement(path).split_words) == "updates in 4 shards"
+    simulated = told(capsys, "simulate", TINY, *HOST, *words[-2:], "--placement", path)
+    assert simulated["step_time_s"] == pytest.approx(placed["step_time_s"])
+    assert "class to split" in refused(capsys, "place", TINY, *HOST, "--split", "update")
+
+
 def test_a_graph_is_split_and_saved(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "split.json"
     told(capsys, "graph", TINY, *SPLIT, "--save", str(file))

@@ -198,10 +198,11 @@ def test_one_device_is_skipped_where_pins_leave_none() -> None:
 def test_methods_for_micro_batches_say_why_there_are_none() -> None:
     (refused,) = compare(two_chains(), CompareConfig(("hybrid",), evaluations=10)).rows
     assert (refused.status, "--micro-batches K" in refused.why) == ("skipped", True)
-    (row,) = compare(two_chains(), CompareConfig(("hybrid",), evaluations=10, is_count_chosen=True)).rows
+    (row,) = compare(two_chains(), CompareConfig(("hybrid",), evaluations=10, chosen=("micro_batches", "shards"))).rows
     assert (row.status, row.why) == ("skipped", "auto chose the whole batch")
-    (row,) = compare(two_chains(), CompareConfig(("tensor-parallel",), evaluations=10, is_count_chosen=True)).rows
-    assert (row.status, "`--split`" in row.why) == ("skipped", True)
+    for chosen, words in ((("micro_batches",), "`--split`"), (("micro_batches", "shards"), "auto chose whole ops")):
+        (row,) = compare(two_chains(), CompareConfig(("tensor-parallel",), evaluations=10, chosen=chosen)).rows
+        assert (row.status, words in row.why) == ("skipped", True)
 
 
 def test_a_missing_extra_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
 from pathlib import Path
 
@@ -73,3 +74,25 @@ def test_a_number_that_is_asked_for_is_not_raced(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(measured_choice, "is_cut_faster", never)
     problem = chosen_problem(CutOptions(2), Host.detect("cores"), problem_of, seed=0, evaluations=10).problem
     assert problem.graph.num_micro_batches == 2
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_a_split_for_a_number_that_is_asked_for_is_raced_with_the_step_without(
+    is_faster: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = dataclasses.replace(problem_of(2), op_order="tilt")
+    split, devices = problem_of(2), np.zeros(problem_of(2).graph.num_ops, dtype=np.int32)
+    plan = rlplace.SplitPlan(("mlp",))
+    chosen = choose_micro_batches.Chosen(2, "rank", split, 5, devices, 1.0, plan, plain)
+    monkeypatch.setattr(choose_micro_batches, "choose", lambda *_, **__: chosen)
+    raced: list[object] = []
+
+    def race(cut: Problem, devices: object, whole: Problem, **_: object) -> bool:
+        raced.extend((cut, whole))
+        return is_faster
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(measured_choice, "is_cut_faster", race)
+    prepared = chosen_problem(CutOptions(2, split="auto"), Host.detect("cores"), problem_of, seed=0)
+    assert raced == [split, plain]
+    assert prepared.problem is (split if is_faster else plain)

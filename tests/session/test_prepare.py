@@ -11,6 +11,7 @@ from micrographs import op_graph
 
 from rlplace import capture
 from rlplace.errors import CaptureError, InvalidValue, UnknownName
+from rlplace.graphs import SplitPlan
 from rlplace.measure import Problem, resolve_host
 from rlplace.report.console import Progress
 from rlplace.session.prepare import Steps, candidates, capture_workload, chosen_problem, prepare, verdict_of
@@ -155,6 +156,13 @@ def test_an_exact_step_refuses_statistics_of_micro_batches_and_accumulation() ->
         capture_workload(norm, 2, CutOptions(2, is_exact=True))
     with pytest.raises(InvalidValue, match="Their losses are accumulated"):
         capture_workload(linear, 2, CutOptions(2, loss="accumulated", is_exact=True))
+
+
+def test_graphs_of_plans_that_a_search_tries_are_not_kept() -> None:
+    asked = CutOptions(split="mlp")
+    steps, tried = Steps(parse_workload(TINY), HOST, 0, asked), SplitPlan(("vocabulary",))
+    assert steps.graph(1, asked.plan) is steps.graph(1)
+    assert steps.graph(1, tried) is not steps.graph(1, tried)
 
 
 @pytest.mark.slow

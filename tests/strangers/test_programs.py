@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplace.export import torchrun
+from rlplace.export import dtensor, torchrun
 from rlplace.export.pipeline import _TEMPLATE
 from rlplace.session.step_script import script
 
@@ -28,10 +28,15 @@ PIPELINE = _TEMPLATE.format_map(
 TORCHRUN = torchrun._TEMPLATE.format_map(
     dict.fromkeys(re.findall(r"(?<!{){(\w+)", torchrun._TEMPLATE), "1") | {"cut": ""}
 )
+DTENSOR = dtensor._TEMPLATE.format_map(
+    dict.fromkeys(re.findall(r"(?<!{){(\w+)", dtensor._TEMPLATE), "1")
+    | {"styles": "", "optimizer": "SGD", "options": "lr=1"}
+)
 PROGRAMS = {
     "step.py": script("mine:make", default_size="small", seed=0),
     "pipeline.py": PIPELINE,
     "torchrun.py": TORCHRUN,
+    "dtensor.py": DTENSOR,
 }
 
 
@@ -57,7 +62,7 @@ def test_nothing_beside_a_program_is_imported(name: str, is_safe: bool, tmp_path
         assert done.returncode == 1
 
 
-@pytest.mark.parametrize("text", [PIPELINE, TORCHRUN])
+@pytest.mark.parametrize("text", [PIPELINE, TORCHRUN, DTENSOR])
 def test_the_command_that_a_program_names_imports_nothing_of_the_current_folder(text: str, tmp_path: Path) -> None:
     for module in ("torch", "numpy", "argparse", "re"):
         (tmp_path / f"{module}.py").write_text(MARK)

@@ -11,15 +11,16 @@ With `SplitPlan.reduce = "chunks"`, a partial value that has tokens becomes one 
 sums one chunk (reduce-scatter). Ops by tokens run by chunks, and where a shard needs the whole it joins the chunks
 itself (all-gather), as in sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198).
 
-Parameters are cut, and so are their gradients: each shard's update stays with the shard. What later stages see is a
-trace like any other, whose parameters have more names.
+Parameters are cut, and so are their gradients: each shard's update stays with the shard. Ops read parameters of class
+`updates` whole, joined once, and only their gradients are cut. What later stages see is a trace like any other, whose
+parameters have more names.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -52,10 +53,16 @@ def split_trace(trace: Trace, plan: SplitPlan) -> Trace:
         plan: what to split, and into how many.
 
     Raises:
-        CaptureError: a shard would have nothing in it, or there is nothing to split.
+        CaptureError: a shard would have nothing in it, there is nothing to split, or a rule is wrong for an op.
     """
+    at = list[Node]()
     with torch.no_grad(), _use_lazy_graph_module(True):
-        return _Rewriting(trace, plan).run()
+        try:
+            return _Rewriting(trace, plan, at).run()
+        except _WRONG as error:
+            where = f"op {at[-1].target} in module {module_of(at[-1]) or 'the root'}" if at else "the step"
+            why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            raise CaptureError(f"cannot split {where} ({why}). Leave out its class, or `split`.") from error
 
 
 _LINEAR_IN_FIRST = {
@@ -70,6 +77,9 @@ _ADDING = {aten.sum.default, aten.sum.dim_IntList, aten.index_add.default}
 """Ops whose sums are smaller, or fewer, than what they read: a product for one of them is made by every shard."""
 _ZEROS = {aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default}
 _UNBIASED = {aten.addmm.default: aten.mm.default, aten.baddbmm.default: aten.bmm.default}
+_SQUEEZES = {aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims}
+_WRONG = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What rules raise that are wrong for an op."""
 
 
 def _is_by_elements(node: Node) -> bool:
@@ -83,9 +93,8 @@ def _may_be_linear(node: Node) -> bool:
         one, other = node.args[:2]
         is_scale = not isinstance(other, Node) or other.meta["val"].dim() == 0
         return one is not other and (is_scale or all(user.target in _ADDING for user in node.users))
-    return (
-        is_view_op(node) or target in _LINEAR_IN_FIRST or target in _LINEAR_IN_ALL or target is aten.index_add.default
-    )
+    is_moved = is_view_op(node) and target is not aten.view.dtype  # which casts bits
+    return is_moved or target in _LINEAR_IN_FIRST or target in _LINEAR_IN_ALL or target is aten.index_add.default
 
 
 def _is_linear(node: Node, partial: set[Node]) -> bool:
@@ -103,8 +112,22 @@ def _is_linear(node: Node, partial: set[Node]) -> bool:
     return partial == {first}
 
 
+def _summed(gradient: Node | None) -> Iterator[Node]:
+    """The sums that a gradient is, and the lookups in them: shards that each have some rows make these by rows."""
+    seen = [] if gradient is None else [gradient]
+    for node in seen:
+        if len(node.users) > 1:
+            continue
+        if node.target is aten.add.Tensor and len(node.all_input_nodes) == 2 and not node.kwargs:
+            yield node
+            seen += node.all_input_nodes
+        elif node.target is aten.embedding_dense_backward.default:
+            yield node
+
+
 class _Rewriting(ShardedValues):
-    def __init__(self, trace: Trace, plan: SplitPlan) -> None:
+    def __init__(self, trace: Trace, plan: SplitPlan, at: list[Node]) -> None:
+        self._at = at  # the ops that were looked at
         self._trace, self._old = trace, trace.module.graph
         self._placeholders = self._old.find_nodes(op="placeholder")
         (output,) = self._old.find_nodes(op="output")
@@ -116,8 +139,14 @@ class _Rewriting(ShardedValues):
         parameters = self._placeholders[: count + len(trace.fixed)]
         is_training = bool(trace.trainable)
         returned = [] if is_training else self._outputs[:results]
-        choice = choose(self._old, dimensions, parameters, returned, plan)
+        choice = choose(self._old, dimensions, parameters, returned, plan, count)
         super().__init__(plan, dimensions, choice, is_training=is_training)
+        self._updates = {
+            node: atom
+            for parameter, gradient in zip(self._placeholders, self._gradients, strict=False)
+            if (atom := choice.parameters.get(parameter)) is not None and atom not in choice.classes
+            for node in _summed(gradient)
+        }
         self._losses = {node: loss for loss in softmax_losses(self._old) for node in loss.nodes if node is not None}
         self._split_losses: dict[SoftmaxLoss, Node] = {}
         self._rows: dict[tuple[Node, int, int, int], Node] = {}
@@ -133,6 +162,7 @@ class _Rewriting(ShardedValues):
             shards, values = self._add_placeholders()
             with self._mode:
                 for node in self._old.nodes:
+                    self._at.append(node)
                     if node.op == "get_attr":
                         self._check_recomputed(node)
                         self._values[node] = Value("whole", (self._new.node_copy(node),), node)
@@ -209,12 +239,15 @@ class _Rewriting(ShardedValues):
         total = sum(flops.values()) or 1.0
         names = (*self._trace.trainable, *self._trace.fixed)
         named = dict(zip(self._placeholders, names, strict=False))
+        split = self._choice.parameters.items()
+        together = {atom: tuple(named[one] for one, own in split if own is atom) for _, atom in split}
         return SplitReport(
-            {named[one]: self._choice.classes[atom] for one, atom in self._choice.parameters.items()},
+            {named[one]: self._choice.classes.get(atom, "updates") for one, atom in split},
             tuple(
                 (node.name, str(node.target), module_of(node), flops.get(node, 0.0) / total) for node in self._gathered
             ),
             tuple((node.name, str(node.target), module_of(node)) for node in self._random),
+            tuple(together.values()),
         )
 
     # Ops
@@ -249,6 +282,8 @@ class _Rewriting(ShardedValues):
 
         Chunks of tokens come last: a product with a parameter that is split joins them.
         """
+        if node in self._updates:
+            return [self._updates[node]]
         found = [value.atom for value in given if value.atom is not None]
         if node.target in PRODUCTS or node.target is aten.embedding_dense_backward.default:
             outs = (leaf for out in use.outs if out is not None for dim in out for leaf in leaves(dim))
@@ -291,7 +326,8 @@ class _Rewriting(ShardedValues):
         for one in seen:
             for user in one.users:
                 if user.target in PRODUCTS:
-                    if any(shows(each) in self._choice.parameters for each in user.all_input_nodes):
+                    shown = (self._choice.parameters.get(shows(each)) for each in user.all_input_nodes)
+                    if any(atom in self._choice.classes for atom in shown):
                         return True
                 elif _is_by_elements(user) and user not in seen:
                     seen.append(user)
@@ -394,6 +430,11 @@ class _Rewriting(ShardedValues):
                 position, dim = use.piece  # type: ignore[misc]
                 size = shape[dim]
                 args[position] = size if isinstance(args[position], int) else [size] * len(args[position])
+        if target in _SQUEEZES:  # a dimension may have one index here, and more in all
+            shape = argument(node, 0).meta["val"].shape
+            named = argument(node, 1, range(len(shape)))
+            dims = [int(dim) for dim in (named if isinstance(named, Sequence) else [named]) if shape[int(dim)] == 1]
+            target, args = aten.squeeze.dims, (args[0], dims)
         if is_summed and index and target in _UNBIASED:  # the bias is in the first shard
             target, args = _UNBIASED[target], args[1:]
         return self._call(node, target, args, kwargs, shard=index)
@@ -460,7 +501,7 @@ class _Rewriting(ShardedValues):
         start, end = self._bounds[atom][index : index + 2]
         key = indices, start, end, padding
         if key not in self._rows:
-            self._rows[key] = self._call(node, shard_ops.shard_rows, (indices, start, end, padding), shard=index)
+            self._rows[key] = self._call(node, shard_ops.shard_rows, (*key, atom.size), shard=index)
         return self._rows[key]
 
     def _add_rows(self, node: Node, atom: Atom) -> bool:
@@ -515,7 +556,7 @@ class _Rewriting(ShardedValues):
                 [self._call(node, operator.getitem, (one, k), shard=index) for index, one in enumerate(parts)]
                 for k in range(2)
             ]
-            made = self._call(node, shard_ops.vocabulary_loss, (*own, labels, reduction, ignored))
+            made = self._call(node, shard_ops.vocabulary_loss, (*own, labels, reduction, ignored, logits.atom.size))
             self._split_losses[loss], self._values[node] = made, Several((made,))
             return True
         assert loss.backward is not None

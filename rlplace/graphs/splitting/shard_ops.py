@@ -26,10 +26,21 @@ def sum_formula(parts: list[Tensor]) -> Tensor:
     return total
 
 
-def rows_formula(indices: Tensor, start: int, end: int, padding: int) -> Tensor:
-    """Row numbers within rows `start` to `end - 1`; -1 for other rows and for row `padding`."""
+def rows_formula(indices: Tensor, start: int, end: int, padding: int, number: int) -> Tensor:
+    """Row numbers within rows `start` to `end - 1`; -1 for other rows and for row `padding`.
+
+    Raises:
+        RuntimeError: the shard is the first one, and a row is none of `number`. On a GPU, what waits for it fails.
+    """
+    if start == 0:
+        _check_range(indices, number, "row of a table")
     is_here = (indices >= start) & (indices < end) & (indices != padding)
     return torch.where(is_here, indices - start, -1)
+
+
+def _check_range(numbers: Tensor, size: int, what: str) -> None:
+    """PyTorch's own ops on the whole refuse such numbers; shards would find nothing, and go on."""
+    torch._assert_async(((numbers >= 0) & (numbers < size)).all(), f"a {what} is not from 0 to {size - 1}")
 
 
 def lookup_formula(table: Tensor, rows: Tensor) -> Tensor:
@@ -54,7 +65,7 @@ def statistics_formula(logits: Tensor, target: Tensor, start: int) -> tuple[Tens
 
 
 def loss_formula(
-    logsumexps: list[Tensor], picked: list[Tensor], target: Tensor, reduction: int, ignore_index: int
+    logsumexps: list[Tensor], picked: list[Tensor], target: Tensor, reduction: int, ignore_index: int, num_classes: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The loss, the number of targets that count, and (N,) the logarithm of the sum of exponentials over all classes.
 
@@ -64,9 +75,14 @@ def loss_formula(
         target: (N,).
         reduction: 1 is a mean over targets that count, 2 a sum.
         ignore_index: the target that does not count.
+        num_classes: of all shards.
+
+    Raises:
+        RuntimeError: a target that counts is no class. On a GPU, what waits for it fails.
     """
     logsumexp = torch.logsumexp(torch.stack(logsumexps), 0)
     counts = target != ignore_index
+    _check_range(torch.where(counts, target, 0), num_classes, "target")
     total = torch.where(counts, logsumexp - torch.stack(picked).sum(0), 0.0).sum()
     number = counts.sum().to(total.dtype)
     return total / number if reduction == MEAN else total, number, logsumexp
@@ -133,7 +149,7 @@ def _fake_gradient(_: Tensor, logits: Tensor, *__: Any) -> Tensor:
 _library: Any = torch.library.Library("rlplace", "FRAGMENT")  # type: ignore[no-untyped-call]
 for _schema, _formula, _fake in (
     ("sum_parts(Tensor[] parts) -> Tensor", sum_formula, _fake_sum),
-    ("shard_rows(Tensor indices, int start, int end, int padding) -> Tensor", rows_formula, _fake_rows),
+    ("shard_rows(Tensor indices, int start, int end, int padding, int number) -> Tensor", rows_formula, _fake_rows),
     ("lookup_rows(Tensor table, Tensor rows) -> Tensor", lookup_formula, _fake_lookup),
     (
         "vocabulary_statistics(Tensor logits, Tensor target, int start) -> (Tensor logsumexp, Tensor picked)",
@@ -141,8 +157,8 @@ for _schema, _formula, _fake in (
         _fake_statistics,
     ),
     (
-        "vocabulary_loss(Tensor[] logsumexps, Tensor[] picked, Tensor target, int reduction, int ignore_index)"
-        " -> (Tensor loss, Tensor total_weight, Tensor logsumexp)",
+        "vocabulary_loss(Tensor[] logsumexps, Tensor[] picked, Tensor target, int reduction, int ignore_index,"
+        " int num_classes) -> (Tensor loss, Tensor total_weight, Tensor logsumexp)",
         loss_formula,
         _fake_loss,
     ),

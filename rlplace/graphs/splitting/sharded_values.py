@@ -109,7 +109,9 @@ class ShardedValues(ABC):
     def __init__(self, plan: SplitPlan, dimensions: Dimensions, choice: Choice, *, is_training: bool) -> None:
         self._new, self._is_training = torch.fx.Graph(), is_training
         self._plan, self._dimensions, self._choice = plan, dimensions, choice
-        self._bounds = {atom: plan.bounds(atom.size) for atom in (*choice.classes, *choice.tokens)}
+        self._bounds = {
+            atom: plan.bounds(atom.size) for atom in (*choice.classes, *choice.tokens, *choice.parameters.values())
+        }
         self._values: dict[Node, Value | Several] = {}
 
     @abstractmethod
@@ -145,7 +147,8 @@ class ShardedValues(ABC):
         try:
             value = target(*given[0], **given[1])
         except RuntimeError:
-            if target is not aten.view.default and target is not aten._unsafe_view.default:
+            is_view = target is aten.view.default or target is aten._unsafe_view.default
+            if not is_view or given[0][0].is_contiguous():  # then it is not for its strides
                 raise
             copy = self._call(
                 like, aten.clone.default, args[:1], {"memory_format": torch.contiguous_format}, shard=shard

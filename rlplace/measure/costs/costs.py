@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -168,13 +169,55 @@ _CLASS_PARTS: dict[str, OpClass] = {
 }
 _CLASS_OF: dict[str, OpClass] = {name: kind for kind, names in _CLASS_NAMES.items() for name in names.split()}
 
+MULTIPROCESSORS = {
+    "Tesla K80": 13,
+    "Tesla V100-PCIE-16GB": 80,
+    "Tesla V100-SXM2-16GB": 80,
+    "NVIDIA A100-SXM4-40GB": 108,
+    "NVIDIA A100-SXM4-80GB": 108,
+    "NVIDIA H100 80GB HBM3": 132,
+    "NVIDIA GeForce RTX 3060": 28,
+    "NVIDIA GeForce RTX 3090": 82,
+    "NVIDIA GeForce RTX 4090": 128,
+}
+"""Multiprocessors of a device by its kind, for costs by size: NVIDIA's white papers of these architectures (the K80's
+for one of its two GPUs)."""
+TILED: frozenset[OpClass] = frozenset({"matmul", "convolution", "attention"})
+"""Classes whose output is computed in tiles, each by one multiprocessor."""
+TILE = 128 * 128
+"""Elements of a tile: between the 256 x 128 and 64 x 64 of cuBLAS (NVIDIA, Matrix Multiplication Background User's
+Guide, section 2.3: larger tiles are more efficient, smaller ones make more of them)."""
+DEPTH = 1024
+"""Summands of one piece of a tile. Argued: the sums of few and deep tiles are split (NVIDIA, CUTLASS, Efficient GEMM:
+split-K), but those of 1,024 by 1,024 matrices, measured below, reach what their 64 tiles do."""
+LAST_WAVE = 0.5
+"""Part of a wave that is lost on average: w waves of tiles take as long as the next whole number of them (section 3.2
+of that guide), which is w + 1/2 if any remainder is as likely as another.
 
-def estimate_costs(graph: OpGraph, host: Host) -> Costs:
+It is near published float32 products of PyTorch: of n by n matrices, n = 1024, 2048 and 4096, a V100 reaches 0.73,
+0.88 and 0.95 of the best at any n (zzc0721/torch-performance-test-data issue 140; here 0.62, 0.93, 0.99), an A100 0.51,
+0.55, 0.88 (issue 108; here 0.54, 0.90, 0.99), an H100 0.72, 0.96, 1.00 (issue 79; here 0.49, 0.89, 0.98)."""
+WHOLE_WAVES = 0.85 / EFFICIENCIES["matmul"].compute
+"""How much more than in `EFFICIENCIES` the tiled classes reach where waves are full: 80-90 % of the peak for products
+(Dao 2023), while those figures are argued from layers whose last wave is not full."""
+
+
+def estimate_costs(graph: OpGraph, host: Host, *, by_size: bool = False) -> Costs:
     """Roofline costs (Williams, Waterman & Patterson 2009, Communications of the ACM 52(4)) of `graph` on `host`.
 
     An op takes `max(flops / (peak * compute), bytes_moved / (bandwidth * bandwidth_part))` with the efficiencies of its
     class (`EFFICIENCIES`), and never less than the device's `launch_s`; parameters, inputs and constants take nothing.
     The peak is that of the op's dtype, else that of `float32`.
+
+    With `by_size`, small ops run below these figures. An op takes `launch_s` *and* its work: a kernel of V bytes takes
+    a start of 2.2 us on a V100 and an H200, of 2.6 us on an A100, and V over the bandwidth (te42kyfo/gpu-benches,
+    gpu-small-kernels, whose fit this is). Of the compute part of `TILED` ops, w / (w + `LAST_WAVE`) is reached, where w
+    is the number of their tiles over that of `MULTIPROCESSORS`.
+
+    Args:
+        graph: N ops.
+        host: D devices.
+        by_size: whether efficiency depends on the size of an op.
 
     Raises:
         InvalidValue: A device without the figures that the graph needs.
@@ -184,6 +227,7 @@ def estimate_costs(graph: OpGraph, host: Host) -> Costs:
     bandwidth = np.array([EFFICIENCIES[name].bandwidth for name in classes])
     dtypes = np.array(op_dtypes(graph))
     runs = ~graph.is_source
+    tiles = _tiles(graph, np.array([name in TILED for name in classes])) if by_size else None
     op_time_s = np.zeros((graph.num_ops, host.num_devices))
     for column, device in enumerate(host.devices):
         peak_flops_per_s = _peaks(device, dtypes, runs & (graph.flops > 0))
@@ -191,8 +235,30 @@ def estimate_costs(graph: OpGraph, host: Host) -> Costs:
             _lack(device, "memory_bandwidth_bytes_per_s", device.memory_bandwidth_bytes_per_s)
         compute_s = graph.flops / (peak_flops_per_s * compute)
         memory_s = graph.bytes_moved / ((device.memory_bandwidth_bytes_per_s or np.inf) * bandwidth)
-        op_time_s[runs, column] = np.maximum(np.maximum(compute_s, memory_s), device.launch_s)[runs]
+        busy_s = np.maximum(compute_s, memory_s)
+        if tiles is not None:
+            busy_s = np.maximum(compute_s / _reached(device, tiles), memory_s) + device.launch_s
+        op_time_s[runs, column] = np.maximum(busy_s, device.launch_s)[runs]
     return Costs(op_time_s, "estimated")
+
+
+def _tiles(graph: OpGraph, is_tiled: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """(N,) float64: tiles of the largest output of each op, times the pieces of their sums; nan for other ops."""
+    elements = np.ones(graph.num_ops)
+    np.maximum.at(elements, graph.tensor_op, [float(math.prod(shape)) for shape in graph.tensor_shapes])
+    pieces = np.maximum(graph.flops / (2 * elements * DEPTH), 1.0)
+    return np.where(is_tiled & (graph.flops > 0), np.maximum(elements / TILE, 1.0) * pieces, np.nan)
+
+
+def _reached(device: Device, tiles: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(N,) float64: parts of the compute efficiencies that ops reach with so many tiles; 1 for those without."""
+    if np.all(np.isnan(tiles)):
+        return np.ones(len(tiles))
+    if device.kind not in MULTIPROCESSORS:
+        known = f"a kind whose multiprocessors are known: {', '.join(MULTIPROCESSORS)}"
+        raise InvalidValue("kind", device.kind, known, where=f"costs by size, device {device.name!r}")
+    waves = tiles / MULTIPROCESSORS[device.kind]
+    return np.where(np.isnan(tiles), 1.0, WHOLE_WAVES * waves / (waves + LAST_WAVE))
 
 
 @cache

@@ -5,6 +5,7 @@ It may also split ops into shards, by the `CLASSES` and the numbers that `shard_
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,8 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.errors import UserError, refuse_if
+from rlplace.errors import InvalidValue, RunnerError, UserError, refuse_if
+from rlplace.graphs import BACKWARD
 from rlplace.measure import Problem, Simulator
+from rlplace.measure.costs.costs import estimate_costs
 from rlplace.measure.placement import PlacedSplit
 from rlplace.measure.problem import OP_ORDERS
 from rlplace.search.groupings import balanced
@@ -52,6 +55,7 @@ CLASSES = (
     ("vocabulary", "attention"),
     ("vocabulary",),
     ("tables",),
+    ("updates",),
 )
 """What is split, by classes of `SplitPlan`."""
 SPLIT_SHARE = 0.2
@@ -72,7 +76,7 @@ MOST_PARTS, MOST_LAUNCHED = 32, 16
 """Shards of one op in all micro-batches: at most, and where one launcher serves several devices."""
 CAPTURE = 1000
 """Evaluations that take as long as a capture does. Captures and layouts take as long as the race before ..."""
-LEAST_TRIED = 8
+LEAST_TRIED = 9
 """... or are so many, where the batch is whole; on a host of this machine as many as there were numbers."""
 
 
@@ -88,6 +92,7 @@ class Chosen:
         devices: (N,) int32, the best placement found on the way; None where none fits.
         step_time_s: its step time; infinite where none fits.
         split: which ops are split into shards; None where it was not to be chosen, or none is best.
+        unsplit: the best problem without a split.
     """
 
     num_micro_batches: int
@@ -97,6 +102,7 @@ class Chosen:
     devices: NDArray[np.int32] | None = field(repr=False)
     step_time_s: float
     split: SplitPlan | None = None
+    unsplit: Problem | None = field(default=None, repr=False)
 
 
 @dataclass(eq=False)
@@ -138,6 +144,7 @@ def choose(
     seed: int = 0,
     say: Callable[[str], None] | None = None,
     split: Callable[[int, SplitPlan], Problem] | None = None,
+    by_size: bool = False,
 ) -> Chosen:
     """The number of micro-batches and the op order with which short searches find the shortest step.
 
@@ -147,7 +154,8 @@ def choose(
     out.
 
     Then steps with shards, where `split` makes them, unless work is spread nearly evenly without. Of all plans a few
-    layouts are timed; the best three are searched, and have to be clearly better than the best step without shards.
+    layouts are timed; the best three are searched, and have to be clearly better than the best step without shards
+    (`by_size`: also where small ops are less efficient).
 
     Args:
         problems: for every number of micro-batches a function that makes the problem; all the same global batch.
@@ -155,6 +163,7 @@ def choose(
         seed: of every search.
         say: told results, a line at a time.
         split: makes the problem of a number of micro-batches whose ops are split; None: no split is tried.
+        by_size: for estimated costs: no split that is better only because small ops reach what large ones do.
 
     Raises:
         InvalidValue: no problems, or no evaluations.
@@ -180,9 +189,10 @@ def choose(
         race.tell(one)
     best = min(racing, key=lambda one: one.key)
     if split is not None:
-        best = _with_split(race, best, list(problems), split, SPLIT_SHARE * evaluations)
+        best = _with_split(race, best, list(problems), split, SPLIT_SHARE * evaluations, by_size=by_size)
     race.say(f"chosen: {_words(best)}, {_milliseconds(best.step_s)} ({race.spent:,} evaluations in all)")
-    return Chosen(best.count, best.problem.op_order, best.problem, race.spent, best.devices, best.step_s, best.split)
+    key = best.count, best.problem.op_order, best.problem
+    return Chosen(*key, race.spent, best.devices, best.step_s, best.split, min(racing, key=lambda one: one.key).problem)
 
 
 def _with_split(
@@ -191,6 +201,8 @@ def _with_split(
     counts: Sequence[int],
     make: Callable[[int, SplitPlan], Problem],
     budget: float,
+    *,
+    by_size: bool,
 ) -> _Contender:
     """The best contender with shards, where it is clearly better than the best without; else that one.
 
@@ -208,6 +220,7 @@ def _with_split(
         most = MOST_LAUNCHED
     least = LEAST_TRIED if host.is_simulated else min(LEAST_TRIED, len(counts))  # each of them is profiled
     tried: dict[tuple[int, SplitPlan], _Contender | None] = {}
+    seen: set[str] = set()
     work = 0.0
     race.extend(budget)
     until = race.spent + STARTS_SHARE * budget
@@ -222,14 +235,16 @@ def _with_split(
         tried[count, plan] = None
         try:
             one = _Contender(count, _ordered(make(count, plan)), plan)
-        except UserError as error:  # there is nothing of this class, or not enough for so many shards
+        except (RunnerError, UserError) as error:  # there is nothing of this class, not enough, or it does not run
             race.say(f"{PlacedSplit(**plan.words)}: left out ({str(error).splitlines()[0]})")
             work += CAPTURE * whole.problem.graph.num_ops
             return
         work += (CAPTURE + each) * one.problem.graph.num_ops
-        alike = (other.problem.graph.fingerprint for other in tried.values() if other is not None)
-        if one.problem.graph.fingerprint not in alike:
+        if one.problem.graph.fingerprint not in seen:
+            seen.add(one.problem.graph.fingerprint)
             tried[count, plan] = race.start(one, int(each))
+            best = ranked()[:SPLITS]  # the others would hold copies of parameters
+            tried.update({key: None for key, other in tried.items() if other not in best})
 
     def largest(size: int) -> int:
         """The largest number of micro-batches of as many shards, up to the best without shards."""
@@ -239,9 +254,11 @@ def _with_split(
         return sorted((one for one in tried.values() if one is not None), key=lambda one: one.key)
 
     first = max((size for size in sizes if size <= 4), default=0)
+    is_trained = bool((whole.problem.graph.phases == BACKWARD).any())
     for count in dict.fromkeys((1, largest(first))) if first else ():
         for classes in CLASSES:
-            attempt(count, SplitPlan(classes, shares_of(whole.problem, first)))
+            if classes != ("updates",) or (count > 1 and is_trained):  # gradients of one are in one place
+                attempt(count, SplitPlan(classes, shares_of(whole.problem, first)))
     for leader in ranked()[:2]:
         assert leader.split is not None
         attempt(leader.count, replace(leader.split, reduce="chunks"))
@@ -255,7 +272,8 @@ def _with_split(
     for one in racing:
         race.tell(one)
     race.run(racing, race.left / 2)
-    racing = sorted(racing, key=lambda one: one.key)[:1]
+    holding = (one for one in sorted(racing, key=lambda one: one.key) if not by_size or race.holds(one, whole))
+    racing = list(itertools.islice(holding, 1))
     race.run(racing, race.left)
     for one in racing:
         race.tell(one)
@@ -264,7 +282,16 @@ def _with_split(
             race.run([whole, one], race.left, goes_on=True)
             race.tell(whole)
             race.tell(one)
-    return min([whole, *(one for one in racing if one.step_s <= SPLIT_GAIN * whole.step_s)], key=lambda one: one.step_s)
+    better = [one for one in racing if one.step_s <= SPLIT_GAIN * whole.step_s]
+    return next((one for one in better if not by_size or race.holds(one, whole)), whole)
+
+
+def sized(problem: Problem) -> Problem | None:
+    """The problem with costs whose efficiency depends on the size of ops; None where they cannot be estimated."""
+    try:
+        return replace(problem, costs=estimate_costs(problem.graph, problem.host, by_size=True))
+    except InvalidValue:
+        return None
 
 
 def spread_s(problem: Problem) -> float:
@@ -418,6 +445,21 @@ class _Race:
             if other.step_s < one.step_s:
                 one = other
         return one
+
+    def holds(self, one: _Contender, whole: _Contender) -> bool:
+        """Whether a split is better than the whole step with `sized` costs too, both placed as they are."""
+        found_s: list[float] = []
+        for each in (one, whole):
+            problem = sized(each.problem)
+            if problem is None or each.devices is None:
+                return True
+            found_s.append(float(Simulator(problem).step_times(each.devices[None])[0]))
+            self.spent += 1
+        is_better = found_s[0] <= SPLIT_GAIN * found_s[1]
+        if not is_better:
+            times = " against ".join(map(_milliseconds, found_s))
+            self.say(f"{_words(one)}: left out ({times} of the whole step where small ops are less efficient)")
+        return is_better
 
     def tell(self, one: _Contender) -> None:
         """Says the step time of a contender, unless it was said before."""

@@ -175,6 +175,7 @@ class Layout:
         name: in words.
         teams: (T, P) int32, the device of each shard in each team; empty where nothing is split, or shards are across.
         is_across: shard j is not at its stage, but on the device of stage j modulo p.
+        shift: (R,) int32, how many places further on in their team the whole ops of each role are; empty where none is.
     """
 
     devices: NDArray[np.int32]
@@ -185,6 +186,7 @@ class Layout:
     name: str = ""
     teams: NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 1), dtype=np.int32))
     is_across: bool = False
+    shift: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
 
     def members(self, stage: NDArray[np.int32] | int) -> NDArray[np.int32]:
         """(..., d, P) int32: the devices of a stage, by replica and shard."""
@@ -206,7 +208,8 @@ def placement_of(problem: Problem, layout: Layout, step: StepRoles | None = None
     if layout.is_across:
         stage = np.where(graph.shard >= 0, graph.shard % len(layout.devices), stage).astype(np.int32)
     replica = np.where(step.follows >= 0, layout.replica[np.maximum(step.follows, 0)], 0)
-    slot = np.where(graph.shard >= 0, graph.shard, np.maximum(step.follows, 0)) % layout.teams.shape[1]
+    whole = np.maximum(step.follows, 0) + (layout.shift[step.role] if len(layout.shift) else 0)
+    slot = np.where(graph.shard >= 0, graph.shard, whole) % layout.teams.shape[1]
     is_owned = graph.colocation >= 0
     if layout.owners == "spread":
         replica[is_owned], slot[is_owned] = _spread(problem, stage, layout)[:, graph.colocation[is_owned]]
@@ -285,8 +288,22 @@ def layouts(problem: Problem, step: StepRoles | None = None) -> Iterator[Layout]
                 for what, role_device in apart_roles(problem, step, homes):
                     apart = replace(chain.layout(devices, "work"), role_device=role_device, name=f"{what} apart")
                     yield from [apart, replace(apart, owners="with-stage")][: 1 + is_split]
+                if is_split and graph.num_micro_batches < chain.teams.shape[1]:
+                    yield from _shifted(problem, step, chain.layout(devices))
         if is_split and (stages, replicas) == grids[0]:
             yield from _across(problem, step)
+
+
+def _shifted(problem: Problem, step: StepRoles, layout: Layout) -> Iterator[Layout]:
+    """The layout with whole ops on all devices of a team in turn, where micro-batches are too few for all.
+
+    One device with all norms and sums of shards has more to do than the others, which then wait for it. So the chain is
+    cut into equal parts of whole ops, and each part is on the next device.
+    """
+    whole, size = Chain.of(problem, step, are_shards_across=True), layout.teams.shape[1]
+    part = cut_stages(whole.work_s, np.ones(size))[step.position]
+    shifted = replace(layout, shift=part, name=f"{layout.name}, whole ops in turn")
+    yield from (shifted, replace(shifted, owners="with-stage"))
 
 
 MOST_ACROSS = 4

@@ -28,6 +28,8 @@ from rlplace.measure.hosts.nodes import Nodes
 
 HOST = core_host(2)
 PARTS: list[int | tuple[int, ...]] = [2, (3, 1)]
+DEFAULT = SplitPlan().classes
+UPDATES = [("updates",), ("mlp", "updates")]
 TIGHT = 1e-10
 
 
@@ -68,13 +70,17 @@ def batches(count: int, size: int = 4) -> list[tuple[Tensor, Tensor]]:
 
 
 def captured(
-    model: nn.Module, optimizer: str | None, parts: int | tuple[int, ...] | None, micro_batches: int = 1
+    model: nn.Module,
+    optimizer: str | None,
+    parts: int | tuple[int, ...] | None,
+    micro_batches: int = 1,
+    classes: tuple[str, ...] = DEFAULT,
 ) -> OpGraph:
     rows, labels = batches(1)[0]
     cut: dict[str, Any] = (
         {"micro_batches": micro_batches, "batch_dims": (0, 0), "loss": "separate"} if micro_batches > 1 else {}
     )
-    split = None if parts is None else SplitPlan(parts=parts)
+    split = None if parts is None else SplitPlan(classes, parts)
     graph = capture(model, rows, loss_of, optimizer, targets=labels, split=split, **cut)
     assert graph.num_shards == (1 if split is None else split.num_shards)
     return graph
@@ -117,6 +123,44 @@ def test_a_captured_optimizer_trains_as_eager_does(
         assert not any(each.is_shown for each in step._state.split.values())  # nobody has asked for whole ones
         step.copy_to(model)
     assert_same_state(model.state_dict(), eager.state_dict())
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("classes", UPDATES)
+def test_parameters_that_are_updated_in_parts_are_whole_for_users(
+    classes: tuple[str, ...], micro_batches: int, tmp_path: Path
+) -> None:
+    model, pairs = block(), [*batches(3), *batches(1, size=2)]
+    eager = copy.deepcopy(model)
+    theirs = torch.optim.Adam(eager.parameters(), lr=1e-3)
+    graph = captured(model, "adam", (3, 1), micro_batches, classes)
+    assert graph.program is not None
+    assert graph.program.split is not None
+    assert set(graph.program.split.parameters.values()) == set(classes)
+    with placed(graph) as step, placed(captured(model, "adam", 2, classes=classes)) as other:
+        for number, (rows, labels) in enumerate(pairs):
+            expected = eager_loop(eager, theirs, [(rows, labels)])
+            if number == 1:
+                step.zero_grad()
+                found = step.backward(rows, targets=labels)
+                step.optimizer.step()
+            else:
+                found = step(rows, targets=labels)
+            assert float(found) == pytest.approx(expected[0], rel=TIGHT)
+        assert_same_state(step.state_dict(), eager.state_dict())
+        states = step.optimizer.state_dict()["state"]
+        for index, state in theirs.state_dict()["state"].items():
+            assert_same_state(states[index], state)
+        rows, labels = pairs[0]
+        torch.testing.assert_close(step.evaluate(rows), eager(rows).detach(), rtol=TIGHT, atol=TIGHT)
+        step.save(tmp_path / "step.safetensors")
+        other.load(tmp_path / "step.safetensors")
+        eager_loop(eager, theirs, [(rows, labels)])
+        for each in (step, other):
+            each(rows, targets=labels)
+            assert_same_state(each.state_dict(), eager.state_dict())
+        step.load_state_dict(block().state_dict())
+        assert float(step(rows, targets=labels)) == pytest.approx(loss_of(block()(rows), labels).item(), rel=TIGHT)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
@@ -267,10 +311,10 @@ def module_of(model: nn.Module, graph: OpGraph, host: Host = HOST) -> PlacedModu
     return to_module(model, graph, Placement(plan, graph.fingerprint, host.fingerprint, names), host=host)
 
 
-@pytest.mark.parametrize("parts", PARTS)
-def test_a_module_trains_as_the_model_does(parts: int | tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("parts", "classes"), [*((each, DEFAULT) for each in PARTS), (2, UPDATES[0])])
+def test_a_module_trains_as_the_model_does(parts: int | tuple[int, ...], classes: tuple[str, ...]) -> None:
     model, pairs = block(), [*batches(2), *batches(1, size=2)]
-    eager, placed_module = copy.deepcopy(model), module_of(model, captured(model, "adam", parts))
+    eager, placed_module = copy.deepcopy(model), module_of(model, captured(model, "adam", parts, classes=classes))
     optimizers = [torch.optim.Adam(each.parameters(), lr=1e-3) for each in (placed_module, eager)]
     for rows, labels in pairs:
         for each, optimizer in zip((placed_module, eager), optimizers, strict=True):
@@ -303,18 +347,19 @@ def test_a_parameter_of_a_module_that_changes_before_the_backward_is_refused() -
     module.close()
 
 
-def test_processes_train_as_threads_do() -> None:
+@pytest.mark.parametrize("classes", [DEFAULT, UPDATES[0]])
+def test_processes_train_as_threads_do(classes: tuple[str, ...]) -> None:
     seen = []
     for host in (HOST, process_host(2)):
         model, pairs = block(), batches(3)
-        with placed(captured(model, "adam", (3, 1)), host, seed=3) as step:
+        with placed(captured(model, "adam", (3, 1), classes=classes), host, seed=3) as step:
             found = [step(rows, targets=labels) for rows, labels in pairs]
             optimizer = torch.optim.SGD(step.parameters(), lr=0.1)
             step.zero_grad()
             step.backward(pairs[0][0], targets=pairs[0][1])
             optimizer.step()
             found += [step.evaluate(pairs[0][0]), *step.state_dict().values()]
-        with_module = module_of(model, captured(model, "adam", 2), host)
+        with_module = module_of(model, captured(model, "adam", 2, classes=classes), host)
         loss_of(with_module(pairs[0][0]), pairs[0][1]).backward()
         found += [each.grad for each in with_module.parameters() if each.grad is not None]
         with_module.close()
@@ -347,9 +392,9 @@ def save_together(states: list[dict[str, Any]], path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize(("micro_batches", "classes"), [(1, DEFAULT), (2, DEFAULT), (2, UPDATES[0])])
 def test_ranks_have_shards_and_train_as_eager_does_from_checkpoint_to_checkpoint(
-    micro_batches: int, tmp_path: Path
+    micro_batches: int, classes: tuple[str, ...], tmp_path: Path
 ) -> None:
     model, pairs = block(), batches(4)
     eager = copy.deepcopy(model)
@@ -361,7 +406,7 @@ def test_ranks_have_shards_and_train_as_eager_does_from_checkpoint_to_checkpoint
         clip_grad_norm_(eager.parameters(), 0.05)
         optimizer.step()
         losses.append(loss.item())
-    graph = captured(model, "adam", (3, 1), micro_batches)
+    graph = captured(model, "adam", (3, 1), micro_batches, classes)
     plan = naive_plan(graph, np.maximum(graph.shard, 0).astype(np.int32))
 
     def work(first: int, last: int, nodes: Nodes) -> tuple[list[float], dict[str, Tensor], dict[str, Any]]:

@@ -17,10 +17,10 @@ from torch.nn.functional import cross_entropy, embedding, mse_loss
 from torch.utils.checkpoint import checkpoint
 
 from rlplace import Placement, Problem, Simulator
-from rlplace.errors import CaptureError, InvalidValue, UnknownName
+from rlplace.errors import CaptureError, InvalidValue, RunnerError, UnknownName
 from rlplace.export import PlacedModel
 from rlplace.graphs import FORWARD, OpGraph, SplitPlan, capture, load_graph, run_graph, save_graph
-from rlplace.graphs.splitting import shard_ops
+from rlplace.graphs.splitting import rewrite, shard_ops
 from rlplace.measure import load_placement, save_placement
 from rlplace.workloads import build
 
@@ -34,7 +34,12 @@ def in_float64(value: Any) -> Any:
 
 
 def check_workload(
-    name: str, parts: int | tuple[int, ...], micro_batches: int, most: float, reduce: Any = "owner"
+    name: str,
+    parts: int | tuple[int, ...],
+    micro_batches: int,
+    most: float,
+    reduce: Any = "owner",
+    classes: tuple[str, ...] = SplitPlan().classes,
 ) -> None:
     work = build(name)
     options: dict[str, Any] = {"batch_dims": work.batch_dims} | ({"loss": work.loss} if micro_batches > 1 else {})
@@ -42,7 +47,7 @@ def check_workload(
         work.model.double(),
         in_float64(work.inputs),
         work.loss_fn,
-        SplitPlan(parts=parts, reduce=reduce),
+        SplitPlan(classes, parts, reduce),
         most,
         targets=in_float64(work.targets) or None,
         micro_batches=micro_batches,
@@ -78,6 +83,15 @@ def test_a_step_in_shards_and_micro_batches_is_that_of_the_whole(
     name: str, most: float, parts: int | tuple[int, ...], micro_batches: int, reduce: Any
 ) -> None:
     check_workload(name, parts, micro_batches, most, reduce)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "most"), [NAMED[0], *NAMED[-2:]])
+@pytest.mark.parametrize(("parts", "micro_batches"), [((3, 1), 1), (4, 2)])
+def test_a_step_with_updates_in_parts_is_that_of_the_whole(
+    name: str, most: float, parts: int | tuple[int, ...], micro_batches: int
+) -> None:
+    check_workload(name, parts, micro_batches, most, classes=("updates",))
 
 
 def test_more_shards_than_heads_of_keys_split_the_heads_of_queries_in_a_group() -> None:
@@ -124,6 +138,59 @@ def test_without_a_target_that_counts_gradients_are_zero() -> None:
     loss_fn = lambda logits, labels: cross_entropy(logits.flatten(0, 1), labels)  # noqa: E731
     graph = capture(Words().double(), words, loss_fn, "sgd", targets=labels, split=split)
     assert not any(bool(each.any()) for each in run_graph(graph).gradients.values())
+
+
+def test_labels_and_rows_out_of_range_are_refused() -> None:
+    """They are in no shard."""
+    words, labels = torch.randint(11, (5, 3)), torch.randint(11, (15,))
+    loss_fn = lambda logits, labels: cross_entropy(logits.flatten(0, 1), labels)  # noqa: E731
+    graph = capture(Words().double(), words, loss_fn, "sgd", targets=labels, split=SplitPlan(("vocabulary",)))
+    plan = naive_plan(graph, random_devices(graph, 2, np.random.default_rng(0)))
+    with PlacedModel(graph, core_host(2), plan) as step:
+        step(words, targets=labels)
+        for wrong in (11, -1):
+            with pytest.raises(RunnerError, match="target is not from 0 to 10"):
+                step(words, targets=labels.clone().index_fill_(0, torch.tensor(3), wrong))
+            with pytest.raises(RunnerError, match="row of a table is not from 0 to 10"):
+                step(words.clone().index_fill_(0, torch.tensor(3), wrong), targets=labels)
+
+
+class Narrow(nn.Module):
+    """A hidden width of as many indices as there are shards, and dimensions without any."""
+
+    def __init__(self, *dims: int) -> None:
+        super().__init__()
+        self.up, self.down, self.dims = nn.Linear(4, 2), nn.Linear(2, 3), dims
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.up(x))
+        return self.down(hidden.squeeze(self.dims) if self.dims else hidden.squeeze())
+
+
+@pytest.mark.parametrize("dims", [(), (1,), (-1, 1)])
+def test_shards_of_one_index_keep_their_dimension(dims: tuple[int, ...]) -> None:
+    check_equal(Narrow(*dims).double(), torch.randn(5, 1, 4).double(), Tensor.sum, SplitPlan(("mlp",), 2), CLEAN)
+
+
+class Bits(nn.Module):
+    """The bits of a sum are not the sum of bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(x))).view(torch.int64)
+
+
+def test_a_sum_is_made_before_its_bits_are_read() -> None:
+    check_equal(Bits().double(), torch.randn(3, 4).double(), None, SplitPlan(("mlp",)), CLEAN)
+
+
+def test_a_rule_that_is_wrong_for_an_op_is_a_capture_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewrite._Rewriting, "_local_shape", lambda *_: [7, 7])
+    with pytest.raises(CaptureError, match=r"cannot split op aten.view.default in module .*shape '\[7, 7\]'"):
+        capture(Words(), torch.randint(11, (5, 3)), Tensor.sum, "sgd", split=SplitPlan(("mlp",)))
 
 
 class Typed(nn.Module):
@@ -173,6 +240,61 @@ class Products(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(torch.tanh(self.first(x)))
+
+
+class Stack(nn.Module):
+    """A table that is tied to the last layer, and one that is not, with layers in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(24, 8), nn.Embedding(16, 8)
+        self.hidden, self.back = nn.Linear(8, 12), nn.Linear(12, 8)
+
+    def forward(self, words: Tensor, places: Tensor) -> Tensor:
+        x = self.words(words) + self.places(places)
+        return (x + self.back(torch.tanh(self.hidden(x)))) @ self.words.weight.t()
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("parts", [2, (3, 1)])
+def test_large_parameters_of_whole_ops_are_updated_in_parts(parts: int | tuple[int, ...], micro_batches: int) -> None:
+    words, places, labels = torch.randint(24, (4, 3)), torch.randint(16, (4, 3)), torch.randint(24, (4, 3))
+
+    def loss_fn(logits: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    plan, options = SplitPlan(("updates",), parts), {"loss": "separate"} if micro_batches > 1 else {}
+    given = {"targets": labels, "micro_batches": micro_batches, **options}
+    graph = check_equal(Stack().double(), (words, places), loss_fn, plan, CLEAN, **given)
+    assert graph.program is not None
+    assert graph.program.split is not None
+    # all but the table that only lookups read, whose gradient is made of the lookups of all micro-batches
+    names = ("words.weight", "hidden.weight", "hidden.bias", "back.weight", "back.bias")
+    assert graph.program.split.parameters == dict.fromkeys(names, "updates")
+    assert graph.program.split.gathered_share == 0
+    shards = [source.shard for source in graph.program.sources.values() if source.shard is not None]
+    rows = {2: ((0, 12), (12, 24)), (3, 1): ((0, 18), (18, 24))}[parts]
+    assert [one.intervals for one in shards if one.name == "words.weight"] == [(each,) for each in rows]
+    # every micro-batch joins each of them once; products of the forward are whole, and so are their gradients
+    joins = [
+        op for op in range(graph.num_ops) if graph.targets[op] == "aten.cat.default" and graph.phases[op] == FORWARD
+    ]
+    assert sorted(graph.micro_batch[joins].tolist()) == sorted(5 * ([-1] if micro_batches == 1 else [0, 1]))
+    products = [op for op in range(graph.num_ops) if graph.targets[op] in ("aten.mm.default", "aten.addmm.default")]
+    assert set(graph.shard[products].tolist()) == {-1}
+    # the tied table's lookups are made by the shards, of their rows
+    lookups = [op for op in range(graph.num_ops) if graph.targets[op] == "aten.embedding_dense_backward.default"]
+    assert sorted(graph.shard[lookups].tolist()) == [-1, 0, 1]
+
+
+def test_an_inference_has_no_updates_to_split() -> None:
+    model, x = Products().eval(), torch.randn(3, 4)
+    with pytest.raises(CaptureError, match=r"cannot split updates: .*, and it updates no parameter"):
+        capture(model, x, split=SplitPlan(("updates",)))
+    graph = capture(model, x, split=SplitPlan(("mlp", "updates")))
+    assert graph.program is not None
+    assert graph.program.split is not None
+    assert set(graph.program.split.parameters.values()) == {"mlp"}
 
 
 def test_a_width_that_an_op_needs_whole_is_not_split() -> None:
@@ -380,7 +502,7 @@ def test_words_are_a_plan(classes: str, parts: str, plan: SplitPlan | None) -> N
 @pytest.mark.parametrize(
     ("classes", "parts", "match"),
     [
-        ("auto", "2", "split is 'auto', expected none, or some of vocabulary,attention,mlp,experts,tables"),
+        ("auto", "2", "split is 'auto', expected none, or some of vocabulary,attention,mlp,experts,tables,updates"),
         ("", "2", "classes"),
         ("none,mlp", "2", "class to split"),
         ("atention", "2", "did you mean 'attention'"),
@@ -411,7 +533,7 @@ def test_the_ops_of_shards_are_their_formulas() -> None:
     with torch.no_grad():
         parts = [shard_ops.vocabulary_statistics(logits[:, a:b], target, a) for a, b in bounds]
         found, number, logsumexp = shard_ops.vocabulary_loss(
-            [each for each, _ in parts], [each for _, each in parts], target, 1, -100
+            [each for each, _ in parts], [each for _, each in parts], target, 1, -100, 9
         )
         one = torch.ones((), dtype=torch.float64)
         gradients = [
@@ -420,6 +542,6 @@ def test_the_ops_of_shards_are_their_formulas() -> None:
     assert torch.allclose(found, loss, rtol=1e-12)
     assert torch.allclose(torch.cat(gradients, 1), expected, rtol=1e-12, atol=1e-15)
     table, words = torch.randn(9, 3), torch.tensor([[0, 4], [8, 3]])
-    rows = [shard_ops.shard_rows(words, a, b, -1) for a, b in bounds]
+    rows = [shard_ops.shard_rows(words, a, b, -1, 9) for a, b in bounds]
     looked_up = [shard_ops.lookup_rows(table[a:b], row) for (a, b), row in zip(bounds, rows, strict=True)]
     assert torch.equal(shard_ops.sum_parts(looked_up), embedding(words, table))

@@ -153,6 +153,75 @@ def test_figures_that_no_op_needs_may_be_missing() -> None:
     assert seconds(graph, device(peak_flops_per_s={}, memory_bandwidth_bytes_per_s=0.0, launch_s=1e-6)) == [1e-6]
 
 
+def shaped(target: str, *, flops: float, bytes_moved: float, shape: tuple[int, ...]) -> OpGraph:
+    """An input and an op with an output of a shape."""
+    return replace(chain(["input", target], [0, flops], [0, bytes_moved]), tensor_shapes=((1,), shape))
+
+
+@pytest.mark.parametrize(
+    ("shape", "summands", "expected_s"),
+    [
+        # 64 tiles on 80 multiprocessors, 0.8 waves: 0.8 / 1.3 of 0.85 * 15.7 TFLOP/s, and 3 us.
+        ((1024, 1024), 1024, 264.5e-6),
+        # Half of it: 0.4 waves, of which 0.4 / 0.9 is reached, so 0.7 of the time.
+        ((1024, 512), 1024, 184.0e-6),
+        # One tile with sums in 1,024 pieces: 12.8 waves, of which 12.8 / 13.3 is reached.
+        ((128, 128), 2**20, 2.678e-3),
+        # Less than one tile counts as one: 1/80 waves, 0.0125 / 0.5125.
+        ((16, 16), 1024, 1.611e-6 + 3e-6),
+    ],
+)
+def test_small_products_have_few_waves_of_tiles(shape: tuple[int, int], summands: int, expected_s: float) -> None:
+    flops = 2.0 * shape[0] * shape[1] * summands
+    graph = shaped("aten.mm.default", flops=flops, bytes_moved=1.0, shape=shape)
+    costs = estimate_costs(graph, resolve_host("8xV100-dgx1"), by_size=True)
+    assert costs.source == "estimated"
+    assert costs.op_time_s[1] == pytest.approx(expected_s, rel=1e-3)
+
+
+def test_small_transfers_of_memory_take_their_start() -> None:
+    # 8 MB at 0.8 * 1,555 GB/s, 6.43 us, and 2.3 us; a thousandth of it is the start alone.
+    host = resolve_host("4xA100-nvlink")
+    large = shaped("aten.relu.default", flops=1.0, bytes_moved=8e6, shape=(1000, 1000))
+    small = shaped("aten.relu.default", flops=1.0, bytes_moved=8e3, shape=(1000,))
+    assert estimate_costs(large, host).op_time_s[1] == pytest.approx(6.431e-6, rel=1e-3)
+    assert estimate_costs(large, host, by_size=True).op_time_s[1] == pytest.approx(8.731e-6, rel=1e-3)
+    assert estimate_costs(small, host, by_size=True).op_time_s[1] == pytest.approx(2.306e-6, rel=1e-3)
+
+
+def test_products_by_size_need_a_known_kind() -> None:
+    host = Host("h", (device(),))
+    with pytest.raises(InvalidValue, match="device 'd': kind is 'gpu', expected a kind whose multiproc"):
+        estimate_costs(shaped("aten.mm.default", flops=1.0, bytes_moved=1.0, shape=(8, 8)), host, by_size=True)
+    relu = shaped("aten.relu.default", flops=1.0, bytes_moved=80e6, shape=(8, 8))
+    assert estimate_costs(relu, host, by_size=True).op_time_s[1] == pytest.approx(1e-3)
+
+
+MEASURED = {  # TFLOP/s of n x n products in PyTorch, n = 1024, 2048 and 4096, and the most at any n
+    ("8xV100-dgx1", "float32"): (10.56, 12.71, 13.85, 14.51),  # zzc0721/torch-performance-test-data issue 140
+    ("8xV100-dgx1", "float16"): (57.30, 78.23, 95.73, 97.36),
+    ("4xA100-nvlink", "float32"): (8.99, 9.69, 15.52, 17.56),  # issue 108
+    ("4xA100-nvlink", "float16"): (83.66, 214.73, 241.49, 241.49),
+    ("8xH100-nvswitch", "float32"): (37.39, 49.58, 51.88, 51.88),  # issue 79
+    ("8xH100-nvswitch", "float16"): (179.13, 645.12, 760.04, 760.04),
+}
+
+
+def test_products_by_size_are_nearer_to_measured_ones() -> None:
+    missed: dict[bool, float] = {}
+    for by_size in (True, False):
+        errors = []
+        for (name, dtype), (*measured, most) in MEASURED.items():
+            rates = []
+            for n in (1024, 2048, 4096, 8192):
+                graph = shaped("aten.mm.default", flops=2.0 * n**3, bytes_moved=6.0 * n**2, shape=(n, n))
+                graph = replace(graph, tensor_dtypes=(dtype, dtype))
+                rates.append(2.0 * n**3 / estimate_costs(graph, resolve_host(name), by_size=by_size).op_time_s[1, 0])
+            errors += np.abs(np.array(rates[:3]) / rates[3] - np.array(measured) / most).tolist()
+        missed[by_size] = float(np.mean(errors))
+    assert missed[True] < 0.6 * missed[False]
+
+
 @pytest.mark.parametrize(
     ("target", "expected"),
     [

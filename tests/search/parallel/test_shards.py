@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable
 from functools import cache
 
@@ -14,18 +15,21 @@ from numpy.typing import NDArray
 from random_problems import plain_host
 from torch import nn
 
-from rlplace.errors import CaptureError, InvalidValue
+from rlplace.errors import CaptureError, InvalidValue, RunnerError
 from rlplace.graphs import FORWARD, OpGraph, SplitPlan, capture
 from rlplace.measure import Problem, Simulator, resolve_host
 from rlplace.measure.costs.costs import Costs
 from rlplace.search.methods import METHODS, find
 from rlplace.search.parallel.choose_micro_batches import (
+    CLASSES,
     DUEL,
     SHARE,
     SPLIT_SHARE,
+    SPLITS,
     choose,
     shard_counts,
     shares_of,
+    sized,
     spread_s,
 )
 from rlplace.search.parallel.hybrid import Field
@@ -67,6 +71,18 @@ def test_the_largest_shard_is_on_the_fastest_device() -> None:
     assert teams_of(problem_of(1, (1, 3), PAIR)).tolist() == [[1, 0]]
 
 
+def test_updates_in_parts_are_data_parallelism_whose_parameters_all_devices_own() -> None:
+    torch.manual_seed(0)
+    model, x, y = nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 4)), torch.randn(16, 8), torch.randn(16, 4)
+    given = {"targets": y, "micro_batches": 4, "split": SplitPlan(("updates",), 4)}
+    problem = Problem.estimate(capture(model, x, nn.functional.mse_loss, "adam", **given), resolve_host(FOUR))
+    graph, devices = problem.graph, placed(problem, [[0]])
+    is_whole = (graph.shard < 0) & (graph.micro_batch >= 0) & (graph.colocation < 0)
+    assert np.array_equal(devices[is_whole], graph.micro_batch[is_whole])
+    updates = [op for op in np.flatnonzero(graph.shard >= 0) if graph.targets[op].startswith("update.")]
+    assert sorted(devices[updates].tolist()) == sorted(4 * [0, 1, 2, 3])  # weights and biases
+
+
 def test_more_shards_than_devices_share_them() -> None:
     assert teams_of(problem_of(1, 4, PAIR)).tolist() == [[0, 0, 1, 1]]
 
@@ -88,6 +104,32 @@ def test_whole_parameters_are_spread_over_a_team() -> None:
     assert len(whole) == 5  # the second bias, the norm's two, the last layer's two
     assert set(homes) == {0, 1, 2, 3}
     assert not devices[(graph.shard < 0) & (graph.colocation < 0)].any()
+
+
+def test_whole_ops_go_round_their_team() -> None:
+    problem = problem_of(1, 4)
+    graph, roles = problem.graph, step_roles(problem.graph)
+    next_each = np.arange(roles.num_positions, dtype=np.int32)[roles.position]  # every place on the next device
+    devices = placed(problem, [[0]], owners="with-stage", shift=next_each)
+    is_shard = graph.shard >= 0
+    assert np.array_equal(devices[is_shard], graph.shard[is_shard])
+    assert np.array_equal(devices[~is_shard], roles.op_position[~is_shard] % 4)
+    for one in range(int(graph.colocation.max()) + 1):
+        assert len(set(devices[graph.colocation == one].tolist())) == 1
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, 2), (2, 2), (4, 0)])
+def test_whole_ops_go_round_where_micro_batches_are_too_few(count: int, expected: int) -> None:
+    problem = problem_of(count, 4)
+    roles = step_roles(problem.graph)
+    found = [layout for layout in layouts(problem) if len(layout.shift)]
+    assert len(found) == expected  # parameters owned both ways
+    for layout in found:
+        along = np.empty(roles.num_positions, dtype=np.int64)
+        along[roles.position] = layout.shift
+        assert along[0] == 0
+        assert set(np.diff(along).tolist()) <= {0, 1}  # contiguous parts of the chain, none left out
+        assert len(set((along % 4).tolist())) == 4
 
 
 def test_micro_batches_take_turns_on_a_team_and_replicas_have_teams() -> None:
@@ -214,6 +256,31 @@ def test_a_split_that_does_not_pay_costs_nothing_but_evaluations() -> None:
     assert np.array_equal(other.devices, whole.devices)
 
 
+def test_a_split_that_is_better_only_if_small_ops_are_as_efficient_is_not_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The invented costs say a tenth; by size, ops of a few kilobytes take a launch each, and shards are more of them.
+    heard: list[str] = []
+    problems, split = candidates(0.1)
+    chosen = choose(problems, evaluations=2000, say=heard.append, split=split, by_size=True)
+    assert chosen.split is None
+    assert any("small ops are less efficient" in line for line in heard)
+    monkeypatch.setattr("rlplace.search.parallel.choose_micro_batches.sized", lambda problem: problem)
+    assert choose(problems, evaluations=2000, split=split, by_size=True).split is not None
+    monkeypatch.setattr("rlplace.search.parallel.choose_micro_batches.sized", lambda problem: None)
+    assert choose(problems, evaluations=2000, split=split, by_size=True).split is not None
+
+
+def test_costs_by_size_need_devices_that_are_known() -> None:
+    problem = problem_of(1, None)
+    by_size = sized(problem)
+    assert by_size is not None
+    runs = ~problem.graph.is_source
+    assert np.all(by_size.costs.op_time_s[runs] > problem.costs.op_time_s[runs])
+    others = tuple(dataclasses.replace(device, kind="unheard of") for device in problem.host.devices)
+    assert sized(dataclasses.replace(problem, host=dataclasses.replace(problem.host, devices=others))) is None
+
+
 def test_no_split_is_captured_where_work_is_spread_evenly() -> None:
     def split(count: int, plan: SplitPlan) -> Problem:
         raise AssertionError("captured")
@@ -222,12 +289,35 @@ def test_no_split_is_captured_where_work_is_spread_evenly() -> None:
     assert choose({4: lambda: even}, evaluations=1000, split=split).split is None
 
 
-def test_what_cannot_be_split_is_left_out() -> None:
+@pytest.mark.parametrize("error", [CaptureError, RunnerError])
+def test_what_cannot_be_split_or_does_not_run_is_left_out(error: type[Exception]) -> None:
     def split(count: int, plan: SplitPlan) -> Problem:
-        raise CaptureError("there is nothing to split")
+        raise error("there is nothing to split")
 
     problems, _ = candidates(1.0)
     assert choose(problems, evaluations=1000, split=split).split is None
+
+
+def test_only_the_best_plans_stay_in_memory() -> None:
+    problems, _ = candidates(0.1)
+    made: list[weakref.ref[Problem]] = []
+    alive: list[int] = []
+
+    def split(count: int, plan: SplitPlan) -> Problem:
+        alive.append(sum(each() is not None for each in made))
+        width = 64 + 8 * CLASSES.index(plan.classes) + 4 * (plan.reduce == "chunks")  # a graph of its own for each
+        problem = Problem.estimate(step(count, plan.parts, width), resolve_host(FOUR))
+        time_s = np.where(problem.graph.is_source, 0.0, 0.1)[:, None] * np.ones((1, 4))
+        problem = dataclasses.replace(problem, costs=Costs(time_s, "estimated"))
+        made.append(weakref.ref(problem))
+        return problem
+
+    chosen = choose(problems, evaluations=2000, split=split)
+    assert chosen.split is not None
+    assert chosen.unsplit is not None
+    assert chosen.unsplit.graph.num_shards == 1
+    assert len(made) > SPLITS + 2
+    assert max(alive) <= SPLITS
 
 
 def test_shards_may_be_across_the_stages_of_whole_ops() -> None:
