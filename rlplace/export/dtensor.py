@@ -223,16 +223,14 @@ def dtensor_script(request: ExportRequest) -> Exported:
     spent_s = np.zeros((modules.size, host.num_devices))  # by shards
     op_time_s = request.session.costs.op_time_s[np.arange(graph.num_ops), devices]
     np.add.at(spent_s, (module[members], devices[members]), op_time_s[members] + 1e-15)
-    most = np.argsort(-spent_s.sum(axis=0), kind="stable")[: split.num_shards]
-    team = [device for device in sorted(most.tolist()) if spent_s[:, device].any()]
+    most = sorted(places, key=lambda device: -spent_s[:, device].sum())  # the ranks: neighbours of the busiest
+    machines = {device: host.devices[device].name.rpartition("/")[0] for device in most}
+    team = sorted([device for device in most if machines[device] == machines[most[0]]][: split.num_shards])
+    names = [host.devices[device].name for device in team]
+    expected = f"{split.num_shards} devices of one machine that each have a process"
+    refuse_if(len(team) < split.num_shards, "devices", ", ".join(names), expected, where=WHERE, hint=hint)
     even_s = spent_s.sum(axis=1, keepdims=True) / split.num_shards  # of each module on each rank: shards are alike
     moved = 1.0 - float(np.minimum(spent_s[:, team], even_s).sum() / spent_s.sum())
-    names = [host.devices[device].name for device in team]
-    is_team = len(team) == split.num_shards and set(team) <= set(places)
-    is_team = is_team and len({name.rpartition("/")[0] for name in names}) == 1
-    expected = f"shards on {split.num_shards} devices of one machine that each have a process"
-    hint = "Train with `--method tensor-parallel`, which places them so."
-    refuse_if(not is_team, "devices", ", ".join(names), expected, where=WHERE, hint=hint)
     styles, left = module_plan(capture_workload(run.workload, split=SplitPlan(classes, split.num_shards)))
     kinds = {} if (report := require_program(graph).split) is None else report.parameters
     left |= {name: f"no style for {kind}" for name, kind in kinds.items() if kind not in CLASSES}

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from core_hosts import core_host
 from fake_gpus.gpu_plans import Setting, gpu_host, setting_of
 from fake_gpus.machine import Machine
-from fake_gpus.plan_runs import LATEST_S, crew_of, judged, machine_installed, placed_steps, train
+from fake_gpus.plan_runs import LATEST_S, crew_of, judged, machine_installed, placed_steps, plain, train
+from naive_plan import naive_plan
+from torch import Tensor, nn
 
 from rlplace import cuda
 from rlplace.errors import RunnerError
+from rlplace.export import PlacedModel
+from rlplace.graphs import SplitPlan, capture
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.execute.residents import Residents
 from rlplace.measure.problem import Problem
@@ -88,3 +95,28 @@ def test_a_limit_is_kept_and_a_peak_is_told() -> None:
             assert cuda.peak_bytes(place) == 0
             torch.zeros(100, dtype=torch.float64, device=place)
             assert cuda.peak_bytes(place) == 800
+
+
+def test_a_split_model_is_loaded_and_saved_by_gpus_without_room_for_whole_parameters(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 8), nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 8))
+    graph = capture(model, torch.randn(4, 8), Tensor.sum, "adam", split=SplitPlan(("mlp",), 2))
+    plan = naive_plan(graph, np.maximum(graph.shard, 0).astype(np.int32))
+    with PlacedModel(graph, core_host(2), plan) as whole:
+        whole(torch.randn(4, 8))
+        whole.save(path := tmp_path / "step.safetensors")
+        state = whole.state_dict()
+    with machine_installed() as machine:
+        step = PlacedModel(graph, gpu_host(("cuda:0", "cuda:1")), plan)
+        assert machine.peak_bytes[0] - machine.live_bytes[0] < 64 * 8 * 4
+        unsplit = sum(each.nbytes for name, each in state.items() if name not in step._state.split)
+        machine.limit_bytes[0] = machine.live_bytes[0] + unsplit
+        step.load(path)
+        found = [each.copy("cpu") for each in step._state.stored().values()]
+        assert len(found) == 3 * len(state) + len(state)
+        step.copy_to(model)
+        step.load_state_dict(state)
+        copies = {name: plain(each) for name, each in step.state_dict().items()}
+        step.close()
+    for one in (model.state_dict(), copies):
+        assert all(torch.equal(one[name], each) for name, each in state.items())

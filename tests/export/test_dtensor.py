@@ -263,6 +263,14 @@ def test_shards_of_a_layer_may_have_changed_places(folder: Path, capsys: pytest.
     assert json.loads(capsys.readouterr().out)["moved_share"] == pytest.approx(0.0, abs=1e-12)
 
 
+def test_a_placement_on_one_device_has_the_same_ranks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_of(folder, step(SplitPlan(CLASSES)), SPLIT, devices=(1, 1))
+    assert exported(run) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["ranks"] == ["cpu:0", "cpu:1"]
+    assert figures["moved_share"] == pytest.approx(0.5)
+
+
 def test_updates_in_parts_are_left_whole(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_of(folder, step(SplitPlan(("mlp", "updates"))), CutOptions(split="mlp,updates"))
     assert exported(run) == 0
@@ -280,7 +288,12 @@ def test_updates_in_parts_are_left_whole(folder: Path, capsys: pytest.CaptureFix
         (SplitPlan(("updates",)), CutOptions(split="updates"), (0, 1), "split is 'updates', expected some of"),
         (None, WHOLE, (0, 1), "split is 'none', expected some of vocabulary,attention,mlp"),
         (SplitPlan(("mlp",), (3, 1)), CutOptions(split="mlp", split_parts="3:1"), (0, 1), "expected even shares"),
-        (SplitPlan(("mlp",)), CutOptions(split="mlp"), (1, 1), "devices is 'cpu:1', expected shards on 2 devices"),
+        (
+            SplitPlan(("mlp",), 3),
+            CutOptions(split="mlp", split_parts="3"),
+            (0, 1, 1),
+            "expected 3 devices of one machine",
+        ),
     ],
 )
 def test_what_no_plan_can_say_is_refused(

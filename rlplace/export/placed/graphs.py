@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from rlplace.errors import CaptureError, InvalidValue
+from rlplace.errors import CaptureError, InvalidValue, RunnerError
 from rlplace.export.placed.model_state import PlacedState
 from rlplace.export.placed.step_arguments import HeldConstants, Index, InputCutter
 from rlplace.graphs import OpGraph, capture
@@ -88,9 +88,13 @@ class PlacedGraph:
             for op, tensor in self._inputs.by_op(tensors):
                 self._residents.set_tensor(op, self._devices[op], tensor.detach())
         self._crew.follow(self.state.spec, self.state.gradients.asked)
-        self._step.run(number)
-        if is_updating:
-            self.state.updated()
+        try:
+            self._step.run(number)
+        except RunnerError:  # a part may be updated; of a GPU that is lost nothing can be read
+            with contextlib.suppress(RuntimeError):
+                self.state.updated(is_updating=is_updating)
+            raise
+        self.state.updated(is_updating=is_updating)
         with torch.no_grad():
             for op, position in self._written.items():
                 tensors[position].copy_(self._residents.tensor(op, self._devices[op]))
@@ -270,8 +274,7 @@ def _roles(graph: OpGraph) -> Iterator[Role]:
     for op in range(graph.num_ops):
         kind: Role = (phases[op], graph.modules[op], graph.targets[op], micro_batches[op], shards[op])
         if op in sources and sources[op].kind != "constant":
-            shard = sources[op].shard
-            kind = (sources[op].kind, sources[op].key if shard is None else shard.name, micro_batches[op], shards[op])
+            kind = (sources[op].kind, sources[op].name, micro_batches[op], shards[op])
         yield (*kind, seen[kind])
         seen[kind] += 1
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
@@ -17,7 +18,7 @@ from torch import nn
 
 from rlplace.errors import InvalidValue, check_known, refuse_if
 from rlplace.export.placed.rank_shards import RankShards
-from rlplace.export.placed.split_state import other_shards, split_parameters
+from rlplace.export.placed.split_state import Stored, other_shards, split_parameters
 from rlplace.export.placed.step_arguments import layout
 from rlplace.graphs import OpGraph, OptimizerSpec
 from rlplace.graphs.interpreter import require_program
@@ -79,7 +80,7 @@ class PlacedState:
             for op, call in program.calls.items()
             if isinstance(call, Update) and devices[op] in held
         }
-        self.split = split_parameters(program, devices, residents, tensors, self._updates)
+        self.split = split_parameters(program, tensors, self._updates)
         shards = [source.shard for source in program.sources.values() if source.shard is not None]
         apart = {shard.key: shard for shard in shards if shard.key in tensors and shard.name not in self.split}
         own = dict(model.named_parameters())
@@ -107,7 +108,7 @@ class PlacedState:
         self.gradients = GradientsOut()
         self._is_trained = {name: parameter.requires_grad for name, parameter in self.parameters.items()}
         self._layouts = {name: layout(parameter) for name, parameter in self.parameters.items()}
-        self._layouts |= {name: (*each.layout, each.device) for name, each in self.split.items()}
+        self._layouts |= {name: (*each.layout, each.parts[0].device) for name, each in self.split.items()}
         self._bound = self._addresses()
 
     def share(self, graph: OpGraph, plan: Plan, residents: Residents) -> list[tuple[torch.Tensor, Source]]:
@@ -125,7 +126,7 @@ class PlacedState:
             if source.kind not in ("parameter", "buffer") or devices[op] not in self._held:
                 continue
             shard, part = self._parts.get(source.key, (self._of_rank.shards.get(source.key), None))
-            name = source.key if source.shard is None else source.shard.name
+            name = source.name
             if shard == source.shard and part is None and name not in self.split and source.key in self._by_name:
                 residents.adopt(op, devices[op], self.tensor(source.key))
             elif part is not None and shard == source.shard:
@@ -143,24 +144,24 @@ class PlacedState:
                 if key in moved:
                     raise other_shards(key)
                 residents.adopt(op, devices[op], self._updates[key])
-        return apart
+        return sorted(apart, key=lambda each: each[1].name)
 
     @torch.no_grad()
     def follow(self, apart: list[tuple[torch.Tensor, Source]], *, is_updating: bool) -> None:
         """Shards, and tensors that `share` returned, are as the parameters that users have seen."""
         for each in self.split.values():
             each.cut(has_state=is_updating)
-        for tensor, source in apart:
-            name = source.key if source.shard is None else source.shard.name
-            whole, split = self._by_name[name].detach(), self.split.get(name)
-            if split is not None and not split.is_shown:
-                whole = split.join_into(split.new(), split.parts)
-            tensor.copy_(whole if source.shard is None else source.shard.of(whole))
+        for name, pairs in itertools.groupby(apart, key=lambda each: each[1].name):
+            split = self.split.get(name)
+            whole = self.tensor(name) if split is None or split.is_shown else self._stored(name).copy()
+            for tensor, source in pairs:
+                Stored((tensor,), shards=() if source.shard is None else (source.shard,)).write(whole)
+            del whole  # before the next one is made
 
     @torch.no_grad()
-    def updated(self) -> None:
-        """Parameters that users have seen are as the shards, which a step has updated."""
-        for each in self.split.values():
+    def updated(self, *, is_updating: bool) -> None:
+        """Parameters that users have seen are as the shards, if a step was to update these."""
+        for each in self.split.values() if is_updating else ():
             each.join()
 
     def show(self, *, has_state: bool = False) -> None:
@@ -168,19 +169,6 @@ class PlacedState:
         with torch.no_grad():
             for each in self.split.values():
                 each.show(has_state=has_state)
-
-    @contextlib.contextmanager
-    def all_shown(self, *, has_state: bool = False) -> Iterator[None]:
-        """While active, all parameters are shown, to be read or overwritten."""
-        before = [(each, each.is_shown, each.state is None) for each in self.split.values()]
-        self.show(has_state=has_state)
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for each, was_shown, had_none in before:
-                    each.cut(has_state=True)
-                    each.hide(is_shown=was_shown, has_state=had_none)
 
     @property
     def updates(self) -> dict[str, UpdateState]:
@@ -284,22 +272,47 @@ class PlacedState:
                 gradient = fresh.get(name)
                 if gradient is None:
                     gradients = [fresh[key] for key in self._keys[name]]
-                    gradient = self.split[name].join_into(self.split[name].new(), gradients)
+                    gradient = self.split[name].stored(gradients).copy()
                 _accumulate(parameter, gradient)
 
-    def shown(self) -> dict[str, Any]:
+    def shown(self, *, as_copies: bool = False) -> dict[str, Any]:
         """The tensors of the model's own `state_dict`: every name of a tied tensor, and no buffer that it skips; and
         shards of parameters that are split over ranks.
+
+        With `as_copies`, copies; those of parameters that are split are in the memory of the CPU.
         """
-        self.show()
+        if not as_copies:
+            self.show()
         first = {id(value): name for name, value in (*self._model.named_parameters(), *self._model.named_buffers())}
         gone = self._elsewhere | self._partial
-        found = {
-            name: self.tensor(first[id(value)]) if id(value) in first else value
-            for name, value in self._model.state_dict(keep_vars=True).items()
-            if first.get(id(value)) not in gone
-        }
-        return found | {key: self.tensor(key) for key in self._of_rank.shards}
+
+        def given(key: str) -> torch.Tensor:
+            return self._stored(key).copy("cpu" if key in self.split else None) if as_copies else self.tensor(key)
+
+        found: dict[str, Any] = {}
+        for name, value in self._model.state_dict(keep_vars=True).items():
+            if id(value) not in first:
+                found[name] = value.clone() if as_copies and isinstance(value, torch.Tensor) else value
+            elif first[id(value)] not in gone:
+                found[name] = given(first[id(value)])
+        return found | {key: given(key) for key in self._of_rank.shards}
+
+    def stored(self) -> dict[str, Stored]:
+        """All tensors of the model and its optimizer, by their names in a file."""
+        found = {f"model.{name}": self._stored(name) for name in self._by_name}
+        for name in self.parameters:
+            split = self.split.get(name)
+            own = (self._updates[name],) if name in self._updates else ()
+            states = own if split is None else split.states
+            shown = named_state(split.state) if split is not None and split.state is not None else {}
+            for key in named_state(states[0]) if states else ():
+                parts = [named_state(each)[key] for each in states]
+                one = Stored(parts) if split is None else split.stored(parts, shown.get(key))
+                found[f"optimizer.{key}.{name}"] = one
+        return found
+
+    def _stored(self, name: str) -> Stored:
+        return self.split[name].tensors(has_state=False)[0] if name in self.split else Stored((self.tensor(name),))
 
     def under_names(self, named: Mapping[str, Any]) -> dict[str, Any]:
         """Entries of a checkpoint, with shards of this rank together under the name of their parameter."""
@@ -313,10 +326,6 @@ class PlacedState:
             return loaded[name]
         return own if own.dim() else own.copy_(loaded[name])
 
-    def copies(self) -> dict[str, torch.Tensor]:
-        """Copies of them."""
-        return {name: each.clone() if isinstance(each, torch.Tensor) else each for name, each in self.shown().items()}
-
     def write_to(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copies all parameters and buffers into tensors of the same names.
 
@@ -324,29 +333,29 @@ class PlacedState:
             UnknownName: there is none of a name.
             InvalidValue: one has another shape. Nothing is written then.
         """
-        own = {name: self.tensor(name) for name in self._by_name}
-        for key, shard in self._of_rank.shards.items():
-            if shard.name in tensors:
-                tensors = {**tensors, key: own[key]}
-        for name, tensor in own.items():
+        shards = self._of_rank.shards
+        for key in self._by_name:
+            name = shards[key].name if key in shards else key
             check_known(
                 "parameter or buffer of the model",
                 name,
                 tensors,
                 hint="Copy to the model that was captured, or to one of its class and sizes.",
             )
-            if tensors[name].shape != tensor.shape:
+            shape = tuple(self._of_rank.shapes[name]) if key in shards else self._stored(name).kind[1]
+            if tensors[name].shape != shape:
                 raise InvalidValue(
                     f"shape of {name}",
                     tuple(tensors[name].shape),
-                    f"{tuple(tensor.shape)}, as that of the step",
+                    f"{shape}, as that of the step",
                     where="copy_to",
                 )
         with torch.no_grad():
-            for name, tensor in own.items():
-                tensors[name].copy_(tensor)
-            for key, shard in self._of_rank.shards.items():
-                shard.copy(tensors[shard.name], self.tensor(key), is_joined=True)
+            for key in self._by_name:
+                if key in shards:
+                    shards[key].copy(tensors[shards[key].name], self.tensor(key), is_joined=True)
+                else:
+                    self._stored(key).read_into(tensors[key])
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Overwrites parameters and buffers, by dotted name; the others do not change.
@@ -358,15 +367,13 @@ class PlacedState:
         tensors = {self._tied.get(name, name): value for name, value in tensors.items()}
         tensors = self._of_rank.cut(tensors, self._partial)
         tensors = {name: value for name, value in tensors.items() if name not in self._elsewhere}
+        stored = {name: self._stored(name) for name in tensors}
         for name, value in tensors.items():
-            own = self.tensor(name)
-            if value.shape != own.shape or value.dtype != own.dtype:
-                raise InvalidValue(
-                    name, f"{value.dtype} {tuple(value.shape)}", f"{own.dtype} {tuple(own.shape)}", where="state"
-                )
-        with torch.no_grad():
-            for name, value in tensors.items():
-                self.tensor(name).copy_(value)
+            dtype, shape = stored[name].kind
+            if value.shape != shape or value.dtype != dtype:
+                raise InvalidValue(name, f"{value.dtype} {tuple(value.shape)}", f"{dtype} {shape}", where="state")
+        for name, value in tensors.items():
+            stored[name].write(value)
 
     def _addresses(self) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
         return [(each.data_ptr(), each.shape, each.stride()) for each in self.parameters.values()]

@@ -35,7 +35,6 @@ from rlplace.export.placed.graphs import (
 from rlplace.export.placed.model_state import (
     CapturedOptimizer,
     Option,
-    named_state,
     optimizer_state,
     set_options,
 )
@@ -315,10 +314,10 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
                 parameter.grad = None
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Copies of the tensors of the model's `state_dict`, with the same names. `save` also writes optimizer state
-        and counts."""
-        with self._turn(runs=False), self._state.all_shown():
-            return self._state.copies()
+        """Copies of the tensors of the model's `state_dict`, with the same names; those of parameters that are split
+        are in the memory of the CPU. `save` also writes optimizer state and counts."""
+        with self._turn(runs=False):
+            return self._state.shown(as_copies=True)
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Overwrites parameters and buffers, by dotted name; the others do not change.
@@ -327,7 +326,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
             UnknownName: no parameter or buffer has that name.
             InvalidValue: another shape or dtype.
         """
-        with self._turn(runs=False), self._state.all_shown():
+        with self._turn(runs=False):
             self._state.load(state)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -339,7 +338,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         Raises:
             FileProblem: it cannot be written.
         """
-        with self._turn(runs=False), self._state.all_shown(has_state=True):
+        with self._turn(runs=False):
             if self._optimizer is not None:
                 self._optimizer.refresh()
             told = {
@@ -349,7 +348,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
                 "num_evaluations": self._num_evaluations,
                 "seed": self._seed,
             }
-            tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in self._tensors().items()}
+            tensors = {name: each.copy("cpu").contiguous() for name, each in self._state.stored().items()}
             write_bytes_atomic(path, save(tensors, metadata={"rlplace": json.dumps(told)}))
 
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -359,9 +358,9 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
             FileProblem: no such file, or a file of another model, optimizer or seed. In this case nothing is
                 overwritten.
         """
-        with self._turn(runs=False), self._state.all_shown(has_state=True):
+        with self._turn(runs=False):
             told, found = _read(Path(path))
-            own, optimizer, spec = self._tensors(), self._optimizer, told["optimizer"] or {}
+            own, optimizer, spec = self._state.stored(), self._optimizer, told["optimizer"] or {}
             own_name, options = (None, ()) if optimizer is None else (optimizer.spec.name, optimizer.options)
             if (name := spec.get("name")) != own_name:
                 raise FileProblem(path, f"of a step with optimizer {name}, this one has {own_name}.")
@@ -371,15 +370,14 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
                 )
             if lacking := set(options) - spec.keys():
                 raise FileProblem(path, f"its optimizer lacks {min(lacking)!r}.")
+            kinds = {key: (each.dtype, tuple(each.shape)) for key, each in found.items()}
             for key in sorted(own.keys() | found.keys()):
-                theirs, here = (
-                    f"{some[key].dtype} {tuple(some[key].shape)}" if key in some else "missing" for some in (found, own)
-                )
+                pair = kinds.get(key), own[key].kind if key in own else None
+                theirs, here = ("missing" if one is None else "{} {}".format(*one) for one in pair)
                 if theirs != here:
                     raise FileProblem(path, f"of another model: {key} is {theirs}, here {here}.")
-            with torch.no_grad():
-                for key, tensor in own.items():
-                    tensor.copy_(found[key])
+            for key, each in own.items():
+                each.write(found[key])
             for option in options:
                 self.captured_optimizer.set_option(option, spec[option])
             self.num_steps, self._num_evaluations = told["num_steps"], told["num_evaluations"]
@@ -428,16 +426,6 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
     def _torch_optimizer(self, own: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
         return self._optimizer.as_torch if own is None and self._optimizer is not None else own
 
-    def _tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors of the model and its optimizer, by their names in a file."""
-        state = self._state
-        moments = {
-            f"optimizer.{key}.{name}": tensor
-            for name, update in state.updates.items()
-            for key, tensor in named_state(update).items()
-        }
-        return {f"model.{name}": state.tensor(name) for name in (*state.parameters, *state.buffers)} | moments
-
     def copy_to(self, model: nn.Module) -> None:
         """Writes parameters and buffers back into `model`.
 
@@ -446,7 +434,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
             InvalidValue: a parameter or buffer has another shape. In both cases nothing is written.
         """
         model = original_of(model)
-        with self._turn(runs=False), self._state.all_shown():
+        with self._turn(runs=False):
             self._state.write_to({**dict(model.named_parameters()), **dict(model.named_buffers())})
 
     def close(self) -> None:

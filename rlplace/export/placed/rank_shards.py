@@ -86,7 +86,7 @@ class RankShards:
     """
 
     def __init__(self, shards: Mapping[str, Shard], shapes: Mapping[str, torch.Size]) -> None:
-        self.shards, self._shapes = shards, shapes
+        self.shards, self.shapes = shards, shapes
 
     def cut(self, tensors: Mapping[str, torch.Tensor], split: Collection[str]) -> dict[str, torch.Tensor]:
         """Tensors by name, with the shards of this rank in the places of those that are split.
@@ -100,7 +100,7 @@ class RankShards:
         """
         found = {name: tensor for name, tensor in tensors.items() if name not in split}
         for name in (name for name in tensors if name in split):
-            shape = self._shapes[name]
+            shape = self.shapes[name]
             refuse_if(
                 tensors[name].shape != shape,
                 name,
@@ -121,7 +121,7 @@ class RankShards:
                 parts.setdefault(name, []).append((shard, value))
             else:  # a count of steps, an option: alike for all shards
                 found[name] = value
-        return found | {name: part_tensor(each, self._shapes[each[0][0].name]) for name, each in parts.items()}
+        return found | {name: part_tensor(each, self.shapes[each[0][0].name]) for name, each in parts.items()}
 
     def renamed(self, key: str) -> tuple[Shard | None, str]:
         """The shard that a key of a checkpoint is of, None without one; and the key with the name of the parameter."""

@@ -23,6 +23,8 @@ from rlplace.errors import InvalidValue, RunnerError
 from rlplace.export import PlacedModel, PlacedModule, RankModel, to_module, to_step
 from rlplace.export.placed.rank_shards import PartTensor, part_tensor
 from rlplace.graphs import OpGraph, SplitPlan, capture
+from rlplace.graphs.program import Shard, Source
+from rlplace.graphs.splitting import rewrite
 from rlplace.measure import Host, Placement
 from rlplace.measure.hosts.nodes import Nodes
 
@@ -252,6 +254,7 @@ def test_parameters_that_were_seen_show_what_steps_do_and_are_read_by_the_next()
             each.data.mul_(0.5)  # which no count of changes tells
         seen["up.weight"].data = seen["up.weight"].data * 2
         eager.up.weight.data.mul_(2)
+        assert_same_state(step.state_dict(), eager.state_dict())
         losses = eager_loop(eager, torch.optim.SGD(eager.parameters(), lr=1e-3), pairs[1:])
         assert [float(step(rows, targets=labels)) for rows, labels in pairs[1:]] == pytest.approx(losses, rel=TIGHT)
         assert_same_state(step.state_dict(), eager.state_dict())
@@ -303,6 +306,56 @@ def test_gradients_of_other_shards_than_those_of_the_first_capture_are_refused()
         step.backward(rows, targets=labels)
         with pytest.raises(InvalidValue, match="shards of"):
             step.backward(rows[:1], targets=labels[:1])
+
+
+def test_a_parameter_is_joined_once_for_all_shards_of_another_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined: list[str] = []
+    copy_of = Shard.copy
+
+    def counted(shard: Shard, whole: Tensor, part: Tensor, *, is_joined: bool = False) -> None:
+        joined.extend([shard.key] * is_joined)
+        copy_of(shard, whole, part, is_joined=is_joined)
+
+    with placed(captured(block(), None, 2)) as step:
+        whole = step.state_dict()["up.weight"]
+        shards = [Shard("up.weight", k, 1, ((4 * k, 4 * k + 4),)) for k in range(2)]
+        apart = [(torch.zeros(16, 4).double(), Source("parameter", one.key, whole, shard=one)) for one in shards]
+        monkeypatch.setattr(Shard, "copy", counted)
+        step._state.follow(apart, is_updating=False)
+    assert joined == ["up.weight[0]", "up.weight[1]"]
+    assert torch.equal(torch.cat([tensor for tensor, _ in apart], 1), whole)
+
+
+def test_parameters_show_what_a_step_has_updated_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, pairs = block(), batches(2)
+    eager = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(eager.parameters(), lr=1e-3)
+    with placed(captured(model, "sgd", 2)) as step:
+        seen, run = dict(step.named_parameters()), step._first._step.run
+
+        def fails(number: int) -> None:
+            run(number)
+            raise RunnerError("an op of another device failed")
+
+        monkeypatch.setattr(step._first._step, "run", fails)
+        with pytest.raises(RunnerError, match="another device"):
+            step(pairs[0][0], targets=pairs[0][1])
+        monkeypatch.undo()
+        eager_loop(eager, optimizer, pairs[:1])
+        assert_same_state(seen, dict(eager.named_parameters()))
+        losses = eager_loop(eager, optimizer, pairs[1:])
+        assert [float(step(rows, targets=labels)) for rows, labels in pairs[1:]] == pytest.approx(losses, rel=TIGHT)
+
+
+def test_where_a_rule_is_wrong_evaluation_runs_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = block(), batches(1)[0][0]
+
+    def wrong(*_: object) -> bool:
+        raise RuntimeError("shapes do not fit")
+
+    with placed(captured(model, "sgd", 2)) as step:
+        monkeypatch.setattr(rewrite._Rewriting, "_add_split", wrong)
+        torch.testing.assert_close(step.evaluate(rows), model(rows).detach(), rtol=TIGHT, atol=TIGHT)
 
 
 def module_of(model: nn.Module, graph: OpGraph, host: Host = HOST) -> PlacedModule:
@@ -457,6 +510,12 @@ def test_a_rank_writes_its_shards_into_a_whole_model() -> None:
             for parameter in into.parameters():
                 parameter.zero_()
         step.copy_to(into)
+        wide = block()
+        wide.up = nn.Linear(8, 32).double()
+        before = copy.deepcopy(wide.state_dict())
+        with pytest.raises(InvalidValue, match=r"shape of up\.(weight|bias) is \(32"):
+            step.copy_to(wide)
+        assert_same_state(wide.state_dict(), before)
         with pytest.raises(InvalidValue, match=r"up\.weight is .*of shape \(2, 2\)"):
             step.load_state_dict({"up.weight": torch.zeros(2, 2, dtype=torch.float64)})
         return into.state_dict()

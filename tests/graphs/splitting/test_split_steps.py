@@ -86,6 +86,27 @@ def test_a_step_in_shards_and_micro_batches_is_that_of_the_whole(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("parts", "reduce"), [(4, "owner"), ((3, 1), "chunks")])
+@pytest.mark.parametrize(
+    ("name", "most", "micro_batches"),
+    [
+        ("bert@small,layers=2,vocab=1003", CLEAN, 2),
+        ("clip@small,layers=1,heads=4,text_heads=4", CLEAN, 2),
+        ("evoformer@small,blocks=1,pair_heads=4", CLEAN, 1),
+        ("nmt@small,units=64,steps=4,vocab=1003", CLEAN, 2),
+        ("resnet50@small,width=16", CLEAN, 1),
+        ("rnnlm@small,units=64,steps=4,vocab=1003", CLEAN, 2),
+        ("t5@small,layers=1,vocab=1003", CAST, 2),
+        ("whisper@small,layers=1,heads=4,vocab=1003", CLEAN, 2),
+    ],
+)
+def test_every_other_workload_with_products_in_shards_is_the_whole(
+    name: str, most: float, micro_batches: int, parts: int | tuple[int, ...], reduce: Any
+) -> None:
+    check_workload(name, parts, micro_batches, most, reduce)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "most"), [NAMED[0], *NAMED[-2:]])
 @pytest.mark.parametrize(("parts", "micro_batches"), [((3, 1), 1), (4, 2)])
 def test_a_step_with_updates_in_parts_is_that_of_the_whole(
