@@ -94,6 +94,15 @@ class Measurement:
         # of normal samples: half the interquartile range is 0.6745 deviations; a median varies by 1.2533 / sqrt(n)
         return 1.2533 * self.spread_s / 0.6745 / math.sqrt(len(self.samples_s)) / self.step_time_s
 
+    def over(self, other: Measurement) -> Measurement:
+        """Ratios to the steps of another of the same race, round by round, so that a drift of the machine cancels."""
+        ratios = tuple(mine_s / other_s for mine_s, other_s in zip(self.samples_s, other.samples_s))
+        return Measurement("ok", float(np.median(ratios or [self.step_time_s / other.step_time_s])), ratios)
+
+    def is_clearly_below(self, limit_s: float) -> bool:
+        """Whether its median is below a limit by more than its standard error."""
+        return self.step_time_s * (1.0 + self.relative_error) < limit_s
+
     @property
     def ok(self) -> bool:
         return self.status == "ok"

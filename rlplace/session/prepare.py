@@ -40,8 +40,8 @@ from rlplace.measure.hosts.resolve import check_present
 from rlplace.measure.isolate.isolated_runner import make_runner, profile_isolated
 from rlplace.measure.placement import PlacedSplit
 from rlplace.say import Say, counted, format_seconds, sayer
-from rlplace.search import Budget, find, single
-from rlplace.search.rules.baselines import nearest_allowed
+from rlplace.search import Budget, find
+from rlplace.search.rules.baselines import best_gang, best_single
 from rlplace.session.setup import AUTO, NO_SPLIT, WHOLE, CutOptions, ProblemOptions, number_only
 from rlplace.workloads import CATALOG, Workload, WorkloadSpec, build, build_for, default_size
 
@@ -616,7 +616,8 @@ def is_cut_faster(
     """Whether a placement of the step in micro-batches, or shards, is measured faster than a searched one without.
 
     A profile does not know how devices slow each other down, which favours placements that keep all of them busy. So
-    the simulator's choice is raced before it is taken, against everything on one device, or on one gang, too.
+    the simulator's choice is raced before it is taken, also against everything on one device and on one gang. Where it
+    is not clearly faster, the step stays whole.
 
     Args:
         cut: in micro-batches or shards, on a host of this machine.
@@ -637,7 +638,8 @@ def is_cut_faster(
         contextlib.closing(make_runner(whole, planner, **options)) as other,
     ):
         try:
-            rivals = [other.timer(planner.plan(each)) for each in (found.devices, _on_one_device(whole, planner))]
+            simple = best_single(whole, planner), best_gang(whole, planner)
+            rivals = [other.timer(planner.plan(each)) for each in (found.devices, *simple) if each is not None]
             outcome, *rivals_s = runner.measure_plans([first.plan(devices)], protocol=RACE, others=rivals)
         except (RunnerError, TimeoutError, MemoryError) as error:
             say(f"micro-batches are not raced: {error}")
@@ -649,10 +651,4 @@ def is_cut_faster(
         f"measured: {format_seconds(outcome.step_time_s)} in {cut.graph.num_micro_batches} micro-batches{split}, "
         f"{format_seconds(beside.step_time_s)} {'with the whole batch' if is_uncut else 'without shards'}"
     )
-    return outcome.ok and outcome.step_time_s <= beside.step_time_s
-
-
-def _on_one_device(problem: Problem, simulator: Simulator) -> NDArray[np.int32]:
-    """(N,) int32: everything on the device, or the gang, with the shortest simulated step."""
-    rows = np.stack([single(problem, device) for device in range(problem.host.num_devices)])
-    return np.asarray(nearest_allowed(problem, rows)[int(np.argmin(simulator.step_times(rows)))])
+    return outcome.ok and outcome.over(beside).is_clearly_below(1.0)

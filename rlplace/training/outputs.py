@@ -22,7 +22,17 @@ from numpy.typing import NDArray
 from rlplace.cluster import Cluster
 from rlplace.errors import InvalidValue, RunnerError, UserError
 from rlplace.files import jsonable, write_bytes_atomic, write_text_atomic
-from rlplace.measure import Measurement, Placement, Plan, Problem, RaceProtocol, Simulator, Timeline, save_placement
+from rlplace.measure import (
+    Host,
+    Measurement,
+    Placement,
+    Plan,
+    Problem,
+    RaceProtocol,
+    Simulator,
+    Timeline,
+    save_placement,
+)
 from rlplace.measure.bounds import even_split_s
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.explain.explanation import Alternative, Explanation, Kind, save_explanation
@@ -34,7 +44,7 @@ from rlplace.report.chrome_trace import chrome_trace
 from rlplace.report.console import Progress, as_html, as_text
 from rlplace.say import Say, format_seconds
 from rlplace.search import Budget, find
-from rlplace.search.rules.baselines import best_single
+from rlplace.search.rules.baselines import best_gang, best_single
 from rlplace.search.task import Failure, Saveable
 from rlplace.session.calibrate import cut_words
 from rlplace.session.folder import RunFolder
@@ -53,7 +63,8 @@ class Table:
 
     Attributes:
         rows: one per method.
-        best: the method with the best placement, which the run returns.
+        best: the method with the best placement, which the run returns: the shortest step, or everything on one device
+            or gang where no step is clearly shorter.
         plans: the plan of each method.
     """
 
@@ -132,8 +143,20 @@ def fill_table(
         if one_thread is not None and outcomes[-1].ok:
             rows[-1]["one_thread_s"] = outcomes[-1].step_time_s
     ran = [row for row in rows if row["placement"] and row["status"] == "ok"]
-    best = min(ran, key=lambda row: row["step_time_s"])["method"] if ran else ""
-    return Table(tuple(rows), best, placed)
+    return Table(
+        tuple(rows), best_of({row["method"]: by_plan[placed[row["method"]].fingerprint] for row in ran}), placed
+    )
+
+
+def best_of(measured: Mapping[str, Measurement]) -> str:
+    """The quickest method, or a `SIMPLE` one where none is clearly quicker than that; `""` of none."""
+    ranked = sorted(measured, key=lambda name: measured[name].step_time_s)
+    simple = next((name for name in ranked if name in SIMPLE), None)
+    if simple is None:
+        return next(iter(ranked), "")
+    ratios = {name: measured[name].over(measured[simple]) for name in ranked}
+    first = min(ratios, key=lambda name: ratios[name].step_time_s)
+    return first if ratios[first].is_clearly_below(1.0) else simple
 
 
 def measure_table(
@@ -178,7 +201,7 @@ def measure_table(
 def _the_first(entries: Mapping[str, MethodResult], most: int) -> dict[str, MethodResult]:
     """The entries, but at most so many distinct plans: of methods that searched, then of one device, then of the
     others."""
-    ranked = sorted(entries, key=lambda method: (not entries[method].is_searched, method != "single"))
+    ranked = sorted(entries, key=lambda method: (not entries[method].is_searched, method not in SIMPLE))
     plans = dict.fromkeys(plan.fingerprint for method in ranked if (plan := entries[method].plan) is not None)
     late = {*list(plans)[most:]}
     return {
@@ -232,6 +255,8 @@ def _figures(outcome: Measurement) -> dict[str, Any]:
     }
 
 
+SIMPLE = ("single", "gang")
+"""Rows of placements with everything on one device: the one that simulates best, and a gang."""
 HEURISTICS = ("single", "blocks", "round-robin", "expert", "eft", "heft")
 EVALUATIONS = 64
 WARM_UP = "portfolio"
@@ -255,16 +280,22 @@ def place_quickly(problem: Problem, simulator: Simulator, name: str) -> MethodRe
     return MethodResult(simulator.plan(found.devices), found.evaluations, history=history)
 
 
+def place_on_gang(problem: Problem, simulator: Simulator) -> dict[str, MethodResult]:
+    """The row of everything on a gang, where there is one: a simulation can be wrong about whether it is the best."""
+    devices = best_gang(problem, simulator)
+    return {} if devices is None else {"gang": MethodResult(simulator.plan(devices), 1)}
+
+
 def compile_kernels(problem: Problem, simulator: Simulator) -> None:
     """Runs a short search: kernels are compiled, or read from disk, before the clock of any method starts."""
     with contextlib.suppress(Exception):  # its own row will say so
         find(problem, WARM_UP, simulator, Budget(WARM_UP_EVALUATIONS))
 
 
-def num_rows(methods: tuple[str, ...]) -> int:
+def num_rows(methods: tuple[str, ...], host: Host) -> int:
     """The contenders of the final table with these methods: the reference and plain PyTorch with all threads and one
     are among them."""
-    return len({*HEURISTICS, *methods}) + 3
+    return len({*HEURISTICS, *methods}) + any(device.members for device in host.devices) + 3
 
 
 WEIGHTS = ("policy.safetensors", "policy.json")

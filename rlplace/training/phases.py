@@ -33,6 +33,7 @@ from rlplace.training.outputs import (
     kept_table,
     measure_table,
     num_rows,
+    place_on_gang,
     place_quickly,
     timeline_of,
 )
@@ -83,6 +84,7 @@ def find_best(run: TrainingRun, known_hosts: Sequence[LearnedHost]) -> TrainResu
         )
         leader = Leader(run, evaluator, simulator.plan(reference), single_s)
         entries = {name: place_quickly(problem, simulator, name) for name in HEURISTICS if name != methods[0]}
+        entries |= place_on_gang(problem, simulator)
         heuristics_s = starting_s + watch.lap_s()
 
         if asked.total_s is not None:
@@ -136,7 +138,7 @@ def _expected(run: TrainingRun, methods: tuple[str, ...], *, is_compiled: bool) 
         )
     step_s = float(problem.costs.op_time_s.sum(axis=0).min())
     run.config, expected = within(
-        problem.graph, problem.host, config, step_s, num_rows=num_rows(methods), is_compiled=is_compiled
+        problem.graph, problem.host, config, step_s, num_rows=num_rows(methods, problem.host), is_compiled=is_compiled
     )
     run.progress.say(
         ahead(

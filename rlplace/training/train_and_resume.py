@@ -383,7 +383,7 @@ def _said_ahead(job: Job, steps: Steps, progress: Progress) -> Durations | None:
         return None
     methods, is_compiled = methods_of(config, host), are_kernels_kept()
     _, expected = within(
-        graph, host, config, step_s, num_rows=num_rows(methods), is_profiled=False, is_compiled=is_compiled
+        graph, host, config, step_s, num_rows=num_rows(methods, host), is_profiled=False, is_compiled=is_compiled
     )
     progress.say(ahead(expected, methods, is_simulated=False, whole="in all", is_compiled=is_compiled))
     return expected

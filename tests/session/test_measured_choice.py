@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from core_hosts import core_host
 
 import rlplace
-from rlplace.measure import Host, Problem
+from rlplace.measure import Costs, Host, Measurement, Plan, Problem
+from rlplace.measure.timing.race import Timer
 from rlplace.search.parallel import choose_micro_batches
 from rlplace.session import prepare as measured_choice
 from rlplace.session.prepare import chosen_problem, is_cut_faster
@@ -96,3 +98,28 @@ def test_a_split_for_a_number_that_is_asked_for_is_raced_with_the_step_without(
     prepared = chosen_problem(CutOptions(2, split="auto"), Host.detect("cores"), problem_of, seed=0)
     assert raced == [split, plain]
     assert prepared.problem is (split if is_faster else plain)
+
+
+@pytest.mark.parametrize(("gang_s", "is_faster"), [(0.5, False), (2.0, True)])
+def test_the_step_is_cut_only_if_it_is_faster_than_the_whole_one_on_a_gang_too(
+    gang_s: float, is_faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search and a core take 2 s, the cut step 1 s; the simulator takes the gang for the slowest."""
+
+    class Runner:
+        def timer(self, plan: Plan) -> Timer:
+            return lambda: gang_s if (plan.devices == gang).all() else 2.0
+
+        def measure_plans(self, plans: list[Plan], *, others: list[Timer], **_: object) -> list[Measurement]:
+            return [Measurement("ok", seconds, (seconds,) * 3) for seconds in (1.0, *(other() for other in others))]
+
+        def close(self) -> None:
+            pass
+
+    plain, host, gang = problem_of(1), core_host(2, has_gang=True), 2
+    costs = Costs(np.tile([1.0, 1.0, 9.0], (plain.graph.num_ops, 1)), "profiled")
+    whole = Problem(plain.graph, host, costs, plain.grouping)
+    monkeypatch.setattr(measured_choice, "make_runner", lambda *_, **__: Runner())
+    cut = problem_of(2)
+    devices = np.zeros(cut.graph.num_ops, dtype=np.int32)
+    assert is_cut_faster(cut, devices, whole, seed=0, say=lambda _: None) == is_faster

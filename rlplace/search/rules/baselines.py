@@ -51,7 +51,16 @@ def best_single(problem: Problem, timer: StepTimer) -> NDArray[np.int32]:
 
     Where ops may not be on it they are on the next device where they may be.
     """
-    devices = plain_devices(problem)
+    return _best_of(problem, timer, plain_devices(problem))
+
+
+def best_gang(problem: Problem, timer: StepTimer) -> NDArray[np.int32] | None:
+    """As `best_single`, on the gang with the shortest step; None without gangs."""
+    gangs = [index for index, device in enumerate(problem.host.devices) if device.members]
+    return _best_of(problem, timer, gangs) if gangs else None
+
+
+def _best_of(problem: Problem, timer: StepTimer, devices: list[int]) -> NDArray[np.int32]:
     singles = np.stack([single(problem, device) for device in devices])
     is_whole = problem.group_allowed[:, devices].all(axis=0)
     singles = singles[is_whole] if is_whole.any() else nearest_allowed(problem, singles)
