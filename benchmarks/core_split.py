@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,12 @@ from core_micro import BUILT_FOR, EVALUATIONS, FIELD, SEARCH, counts_of
 from core_true import append, finished, read_lines
 from numpy.typing import NDArray
 from record import RESULTS, argument, as_markdown, parse, record, save, table
-from suites import CORE, WORKLOADS, key_of
+from suites import CORE, WORKLOADS, graph_of, key_of
 
 from rlplace.errors import UserError
 from rlplace.graphs import OpGraph, SplitPlan, capture
-from rlplace.measure import Problem, Simulator, resolve_host
+from rlplace.graphs.capturing.trace import kept_traces
+from rlplace.measure import Plan, Problem, Simulator, resolve_host
 from rlplace.measure.bounds import even_split_s
 from rlplace.measure.placement import PlacedSplit
 from rlplace.search import METHODS, Budget, find
@@ -56,31 +57,48 @@ MEGATRON = ("vocabulary", "attention", "mlp", "experts")
 Line = dict[str, Any]
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=1)
 def _built(workload: str) -> Workload:
     return build_for(parse_workload((WORKLOADS | LARGE)[workload]), resolve_host(BUILT_FOR), 0)
 
 
-@lru_cache(maxsize=12)
-def graph_of(workload: str, count: int, plan: SplitPlan | None = None) -> OpGraph:
-    """The step of a workload, its batch cut and its ops split; without its program, which nothing here runs."""
-    if plan is None and workload in WORKLOADS:
-        return core_micro.cut_graph(workload, count)
-    begin = time.monotonic()
+@cache
+def captured(workload: str, count: int, plan: SplitPlan | None = None) -> tuple[OpGraph | UserError, float]:
+    """The step of a workload, its batch cut and its ops split, or why there is none; and the seconds of its capture.
+
+    It is without its program, which nothing here runs. All of one workload are kept until the next one begins.
+    """
+    begin = time.process_time()
+    try:
+        graph = _capture(workload, count, plan)
+    except UserError as error:
+        return error.with_traceback(None), time.process_time() - begin
+    took = time.process_time() - begin
+    print(f"{workload}, {count}, {plan}: {graph.num_ops:,} ops, {took:.0f} s", file=sys.stderr)
+    return dataclasses.replace(graph, program=None), took
+
+
+def _capture(workload: str, count: int, plan: SplitPlan | None) -> OpGraph:
+    if plan is None and count == 1 and workload in WORKLOADS:
+        return graph_of(workload)
     work = _built(workload)
-    if workload.endswith(INFERENCE):
-        inputs = work.inputs
-        given = {n: v for n, v in inputs.items() if n != "labels"} if isinstance(inputs, Mapping) else inputs
-        graph = capture(work.model.eval(), given, split=plan, micro_batches=count)
-    else:
-        graph = capture_workload(work, count, split=plan)
-    print(f"{workload}, {count}, {plan}: {graph.num_ops:,} ops, {time.monotonic() - begin:.0f} s", file=sys.stderr)
-    return dataclasses.replace(graph, program=None)
+    if not workload.endswith(INFERENCE):
+        return capture_workload(work, count, split=plan)
+    inputs = work.inputs
+    given = {n: v for n, v in inputs.items() if n != "labels"} if isinstance(inputs, Mapping) else inputs
+    return capture(work.model.eval(), given, split=plan, micro_batches=count)
 
 
 def problem_of(workload: str, host: str, count: int, plan: SplitPlan | None = None) -> Problem:
-    """A problem of the suite, with estimated costs and the default grouping."""
-    return Problem.estimate(graph_of(workload, count, plan), resolve_host(host))
+    """A problem of the suite, with estimated costs and the default grouping.
+
+    Raises:
+        UserError: its batch cannot be cut so, or its ops cannot be split so.
+    """
+    graph, _ = captured(workload, count, plan)
+    if isinstance(graph, UserError):
+        raise graph
+    return Problem.estimate(graph, resolve_host(host))
 
 
 def numbers_of(workload: str, host: str, most: int) -> list[int]:
@@ -89,46 +107,58 @@ def numbers_of(workload: str, host: str, most: int) -> list[int]:
 
 
 def search(workload: str, host: str, evaluations: int, seed: int, most: int, *, splits: bool) -> Line:
-    """What `portfolio` finds, all choices included."""
-    begin = time.monotonic()
-    chosen = choose(
-        {count: partial(problem_of, workload, host, count) for count in numbers_of(workload, host, most)},
-        evaluations=evaluations,
-        seed=seed,
-        say=partial(print, file=sys.stderr, flush=True),
-        split=partial(problem_of, workload, host) if splits else None,
-        by_size=True,
-    )
-    choice_s = time.monotonic() - begin
+    """What `portfolio` finds, all choices included; `choice_s` has all captures, those that were kept too."""
+    begin, kept_s = time.process_time(), 0.0
+
+    def make(count: int, plan: SplitPlan | None = None) -> Problem:
+        nonlocal kept_s
+        asked = time.process_time()
+        took = captured(workload, count, plan)[1]
+        kept_s += max(took - (time.process_time() - asked), 0.0)
+        return problem_of(workload, host, count, plan)
+
+    with kept_traces():
+        chosen = choose(
+            {count: partial(make, count) for count in numbers_of(workload, host, most)},
+            evaluations=evaluations,
+            seed=seed,
+            say=partial(print, file=sys.stderr, flush=True),
+            split=make if splits else None,
+            by_size=True,
+        )
+    choice_s = time.process_time() - begin + kept_s
     left = Budget(evaluations=max(evaluations - chosen.spent, 1))
     found = find(chosen.problem, SEARCH, Simulator(chosen.problem, threads=1), left, seed=seed, start=chosen.devices)
     step_s = min(found.step_time_s, chosen.step_time_s)
-    devices = found.devices if found.step_time_s == step_s else chosen.devices
+    is_found = found.step_time_s == step_s
+    devices, order = (found.devices, found.plan) if is_found else (chosen.devices, None)
     plan = chosen.split
     return {
         "step_time_s": step_s if step_s < float("inf") else None,
-        "by_size_s": by_size_s(chosen.problem, devices),
+        "by_size_s": by_size_s(chosen.problem, devices, order),
         "count": chosen.num_micro_batches,
         "op_order": chosen.op_order,
         "split": "" if plan is None else str(PlacedSplit(**plan.words)),
         "evaluations": chosen.spent + found.evaluations,
         "choice_s": choice_s,
-        "seconds": time.monotonic() - begin,
+        "seconds": time.process_time() - begin,
     }
 
 
-def by_size_s(problem: Problem, devices: NDArray[np.int32] | None) -> float | None:
-    """The step time of a placement in the problem's order with costs by size; None where these are unknown."""
+def by_size_s(problem: Problem, devices: NDArray[np.int32] | None, plan: Plan | None = None) -> float | None:
+    """The step time with costs by size of a placement, in the order of its plan or the problem's; None where they are
+    unknown."""
     with_sizes = None if devices is None else sized(problem)
     if devices is None or with_sizes is None:
         return None
-    step_s = float(Simulator(with_sizes, threads=1).step_times(devices[None])[0])
+    simulator = Simulator(with_sizes, threads=1)
+    step_s = float(simulator.step_times(devices[None])[0]) if plan is None else simulator.retime(plan).step_time_s
     return step_s if step_s < float("inf") else None
 
 
 def by_hand(method: str, workload: str, host: str, evaluations: int, seed: int, most: int) -> Line:
     """The best that a method finds over numbers of micro-batches, and of shards where it needs some."""
-    begin, best, spent = time.monotonic(), Line(step_time_s=None, count=0, op_order="", split=""), 0
+    begin, best, spent = time.process_time(), Line(step_time_s=None, count=0, op_order="", split=""), 0
     whole = problem_of(workload, host, 1)
     plans: list[SplitPlan | None] = [None]
     if METHODS[method].min_shards > 1:
@@ -147,8 +177,8 @@ def by_hand(method: str, workload: str, host: str, evaluations: int, seed: int, 
         if found.devices is not None and found.step_time_s < (best["step_time_s"] or float("inf")):
             split = "" if plan is None else str(PlacedSplit(**plan.words))
             best = Line(step_time_s=found.step_time_s, count=count, op_order=problem.op_order, split=split)
-            best["by_size_s"] = by_size_s(problem, found.devices)
-    return best | {"evaluations": spent, "seconds": time.monotonic() - begin}
+            best["by_size_s"] = by_size_s(problem, found.devices, found.plan)
+    return best | {"evaluations": spent, "seconds": time.process_time() - begin}
 
 
 def ring(workload: str, host: str) -> Line:
@@ -230,7 +260,11 @@ def main(arguments: Sequence[str]) -> None:
     problems = [names for names in SUITE if names[0] in mine and (wanted is None or key_of(*names) in wanted)]
     append(path, {"run": record()})
     done = {key(line) for line in read_lines(path) if "method" in line}
+    last = None
     for workload, host in sorted(problems, key=lambda names: mine.index(names[0])):
+        if workload != last:
+            captured.cache_clear()
+            last = workload
         for seed, method in ((int(s), m) for s in options.seeds.split(",") for m in options.methods.split(",")):
             question = {"problem": key_of(workload, host), "method": method, "seed": seed}
             question |= {"allowed": options.evaluations, "most": options.most}
@@ -242,7 +276,8 @@ def main(arguments: Sequence[str]) -> None:
             elif method in ("auto", "unsplit"):
                 line = search(*given, splits=method == "auto")
             else:
-                line = by_hand(method, *given)
+                with kept_traces():
+                    line = by_hand(method, *given)
             append(path, question | line)
             told = "nothing fits" if line["step_time_s"] is None else f"{line['step_time_s'] * 1e3:.2f} ms"
             about = f"{told}, {line['count']} micro-batches, {line['split'] or 'whole'}, {line['seconds']:.0f} s"

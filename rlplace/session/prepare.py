@@ -30,6 +30,7 @@ from rlplace.errors import CaptureError, InvalidValue, RunnerError, UserError, r
 from rlplace.graphs import Constraints, OpGraph, capture
 from rlplace.graphs.capturing.capture import as_call
 from rlplace.graphs.capturing.refusals import has_values
+from rlplace.graphs.capturing.trace import kept_traces
 from rlplace.graphs.micro_batching.loss_verdict import judge_loss, unchecked
 from rlplace.graphs.micro_batching.slices import BatchDims, plan_slices
 from rlplace.graphs.program import LossVerdict, SplitPlan, SplitReport
@@ -522,14 +523,15 @@ def chosen_problem(
         except CaptureError:
             if asked.loss != "auto":
                 raise
-    chosen = choose(
-        {count: partial(kept, count) for count in counts},
-        evaluations=evaluations or EVALUATIONS,
-        seed=seed,
-        say=say,
-        split=problem_of if asked.split == AUTO else None,
-        by_size=host.is_simulated,
-    )
+    with kept_traces():
+        chosen = choose(
+            {count: partial(kept, count) for count in counts},
+            evaluations=evaluations or EVALUATIONS,
+            seed=seed,
+            say=say,
+            split=problem_of if asked.split == AUTO else None,
+            by_size=host.is_simulated,
+        )
     problem, start = chosen.problem, chosen.devices
     is_plain = chosen.split is None and (chosen.num_micro_batches == 1 or 1 not in counts)
     if not is_plain and chosen.devices is not None and not host.is_simulated:

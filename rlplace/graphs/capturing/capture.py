@@ -23,7 +23,7 @@ from rlplace.errors import CaptureError, InvalidValue, UnknownName, refuse_if
 from rlplace.graphs.capturing.lower import lower
 from rlplace.graphs.capturing.portable import original_of
 from rlplace.graphs.capturing.refusals import warn_of_hooks
-from rlplace.graphs.capturing.trace import AsModule, LossFn, trace_step
+from rlplace.graphs.capturing.trace import AsModule, LossFn, Trace, trace_once, trace_step
 from rlplace.graphs.capturing.untouched import check_frozen
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.micro_batching.cut_step import capture_micro_batches, fake_output
@@ -144,9 +144,14 @@ def capture_step(origin: Origin, optimizer: OptimizerSpec | None) -> OpGraph:
         if origin.micro is not None:
             return capture_micro_batches(origin, optimizer)
         whole = (origin.args, origin.kwargs, origin.loss_fn, origin.targets)
-        trace = trace_step(origin.model, *whole, is_training=is_training, frozen=origin.frozen)
-        if origin.split is not None:
-            trace = split_trace(trace, origin.split)
+
+        def make() -> Trace:
+            return trace_step(origin.model, *whole, is_training=is_training, frozen=origin.frozen)
+
+        if origin.split is None:
+            trace = make()
+        else:
+            trace = split_trace(trace_once(origin.model, is_training, make), origin.split)
         return lower(trace, optimizer, dataclasses.replace(origin, autocast=trace.autocast), is_training=is_training)
 
 

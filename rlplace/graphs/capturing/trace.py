@@ -6,7 +6,8 @@ Where the backward of a traced step begins: at its loss, or at outputs whose gra
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -197,6 +198,36 @@ def trace_step(
         input_gradients=differentiated,
         folded=tuple(constants.folded(module)),
     )
+
+
+_kept: ContextVar[dict[Hashable, tuple[nn.Module, Trace]] | None] = ContextVar("kept", default=None)
+
+
+@contextlib.contextmanager
+def kept_traces() -> Iterator[None]:
+    """Inside, steps that are split in several ways are traced once; their models and inputs have to stay as they
+    are."""
+    token = _kept.set({})
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+
+
+def trace_once(model: nn.Module, about: Hashable, make: Callable[[], Trace]) -> Trace:
+    """The trace of a step of `model` that `make` makes; inside `kept_traces` the first one that is alike.
+
+    Args:
+        model: the model.
+        about: equal for steps of it that are alike.
+        make: traces one.
+    """
+    kept = _kept.get()
+    if kept is None:
+        return make()
+    if (id(model), about) not in kept:
+        kept[id(model), about] = model, make()
+    return kept[id(model), about][1]
 
 
 def _replaced(

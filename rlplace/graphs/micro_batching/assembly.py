@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from rlplace.errors import CaptureError
 from rlplace.graphs.capturing.constants import memory
 from rlplace.graphs.capturing.lower import Facts, Lowered, LoweredStep, call_facts, signature
-from rlplace.graphs.capturing.trace import AsSlice, Trace, trace_step
+from rlplace.graphs.capturing.trace import AsSlice, Trace, trace_once, trace_step
 from rlplace.graphs.micro_batching.slices import cut_words
 from rlplace.graphs.opgraph import BACKWARD, LATER_HALF, UPDATE, GradientSum, OpRow, TensorRow, gradient_sums
 from rlplace.graphs.program import (
@@ -261,8 +261,12 @@ class Parts:
                 micro-batches share, other than running statistics of batch norm, or reads running statistics that it
                 updates.
         """
-        trace = self._trace(index, part, seeds)
-        if self.origin.split is not None:
+        make = functools.partial(self._trace, index, part, seeds)
+        if self.origin.split is None:
+            trace = make()
+        else:
+            about = (self.micro.slicing.sizes, index, part)
+            trace = make() if seeds else trace_once(self.origin.model, about, make)
             trace = split_trace(trace, self.origin.split)
             self._check_split(trace)
         step = LoweredStep(trace)

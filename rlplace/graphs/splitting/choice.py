@@ -227,8 +227,9 @@ def choose(
                 continue
             classes[atom] = name
             split.update(dict.fromkeys(own, atom))
+    # it stays whole where others of its class, or a factor of the same dimension, are split
     for atom, name in empty:
-        if not any(one in split for one in readers[atom]):  # else a factor of the same dimension is split
+        if name not in classes.values() and not any(one in split for one in readers[atom]):
             node = roles.first[atom]
             raise CaptureError(
                 f"cannot split {name} by {plan.parts}: op {node.target} in module {module_of(node) or 'the root'} runs "

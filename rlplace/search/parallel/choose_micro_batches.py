@@ -5,7 +5,6 @@ It may also split ops into shards, by the `CLASSES` and the numbers that `shard_
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -50,14 +49,14 @@ NEAREST = 1.03
 """... of those that are at most this many times as slow as the best."""
 HEADROOM = 1.05
 """Splits are not tried where the best step takes less than this many times all work spread evenly."""
-CLASSES = (
-    ("vocabulary", "attention", "mlp", "experts", "tables"),
-    ("vocabulary", "attention"),
-    ("vocabulary",),
-    ("tables",),
-    ("updates",),
-)
-"""What is split, by classes of `SplitPlan`."""
+CLASSES = {
+    ("vocabulary", "attention", "mlp", "experts", "tables"): 0.5,
+    ("vocabulary", "attention"): 0.2,
+    ("vocabulary",): 0.0,
+    ("tables",): 0.0,
+    ("updates",): 0.1,
+}
+"""What is split, by classes of `SplitPlan`, and how many ops a shard adds for each op of the step (gpt2, mixtral)."""
 SPLIT_SHARE = 0.2
 """Part of all evaluations that splits take, beside `SHARE` ..."""
 STARTS_SHARE = 0.4
@@ -72,12 +71,13 @@ SPLIT_GAIN = 0.98
 """A split is chosen where its step takes at most this part of that of the best step without one. ..."""
 CLEAR, DUEL = 0.9, 0.8
 """... Where neither takes less than the first part of the other, both go on for the second part of `SPLIT_SHARE`."""
-MOST_PARTS, MOST_LAUNCHED = 32, 16
-"""Shards of one op in all micro-batches: at most, and where one launcher serves several devices."""
-CAPTURE = 1000
-"""Evaluations that take as long as a capture does. Captures and layouts take as long as the race before ..."""
-LEAST_TRIED = 9
-"""... or are so many, where the batch is whole; on a host of this machine as many as there were numbers."""
+MOST_PARTS, LAUNCHED = 64, 0.4
+"""Shards of one op in all micro-batches, at most; and launches of all ops, over the best step without splits."""
+CAPTURE, SPLIT_CAPTURE = 1000, 750
+"""Evaluations of one micro-batch that take as long as a capture, and as one whose trace is kept. Where numbers of
+micro-batches were raced, splits take about as long as they did, ..."""
+TRIED_SHARE, LEAST_TRIED = 0.4, 8
+"""... captures and layouts this part of it, or so many; on a host of this machine as many as there were numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,76 +206,81 @@ def _with_split(
 ) -> _Contender:
     """The best contender with shards, where it is clearly better than the best without; else that one.
 
-    First every set of classes, in up to four shards, with about the best number of micro-batches and without them; then
-    the best two of these in other numbers of shards and micro-batches.
+    First every set of classes, in up to four shards, with about the best number of micro-batches without them; then the
+    best two of these with other sums, numbers of micro-batches and of shards.
     """
     from rlplace.graphs import SplitPlan  # it brings torch
 
-    host = whole.problem.host
+    host, whole_ops = whole.problem.host, whole.problem.graph.num_ops
     if math.isfinite(whole.step_s) and whole.step_s < HEADROOM * spread_s(whole.problem):
         return whole
-    sizes, most = shard_counts(whole.problem), MOST_PARTS
-    launchers = [host.devices[device].dispatcher for device in plain_devices(whole.problem)]
-    if len(set(launchers) - {""}) < sum(name != "" for name in launchers):
-        most = MOST_LAUNCHED
+    launchers = {host.devices[device].dispatcher for device in plain_devices(whole.problem)} - {""}
+    launch_s = host.dispatch_s / len(launchers) if launchers else 0.0
+    sizes = shard_counts(whole.problem)
     least = LEAST_TRIED if host.is_simulated else min(LEAST_TRIED, len(counts))  # each of them is profiled
-    tried: dict[tuple[int, SplitPlan], _Contender | None] = {}
+    tried: set[tuple[int, SplitPlan]] = set()
     seen: set[str] = set()
-    work = 0.0
+    best: dict[tuple[str, ...], _Contender] = {}  # by classes; the others would hold copies of parameters
     race.extend(budget)
-    until = race.spent + STARTS_SHARE * budget
+    until, is_cut = race.spent + STARTS_SHARE * budget, max(counts) > 1  # else there was no choice before
+    work, race.most_work = (1 + (TRIED_SHARE if is_cut else 1)) * race.work, 2 * race.work if is_cut else math.inf
     each = max(min(STARTS_SHARE * budget / 16, LAYOUTS), 4)
 
     def attempt(count: int, plan: SplitPlan) -> None:
-        nonlocal work
-        parts = count * plan.num_shards
-        is_late = race.spent >= until or (work > race.work and len(tried) >= least)
-        if (count, plan) in tried or parts > most or count not in counts or is_late:
+        is_late = race.spent >= until or (race.work > work and len(tried) >= least)
+        if (count, plan) in tried or count * plan.num_shards > MOST_PARTS or count not in counts or is_late:
             return
-        tried[count, plan] = None
+        tried.add((count, plan))
         try:
             one = _Contender(count, _ordered(make(count, plan)), plan)
         except (RunnerError, UserError) as error:  # there is nothing of this class, not enough, or it does not run
             race.say(f"{PlacedSplit(**plan.words)}: left out ({str(error).splitlines()[0]})")
-            work += CAPTURE * whole.problem.graph.num_ops
+            race.work += SPLIT_CAPTURE * whole_ops / whole.count
             return
-        work += (CAPTURE + each) * one.problem.graph.num_ops
+        race.work += SPLIT_CAPTURE * one.problem.graph.num_ops / count
         if one.problem.graph.fingerprint not in seen:
             seen.add(one.problem.graph.fingerprint)
-            tried[count, plan] = race.start(one, int(each))
-            best = ranked()[:SPLITS]  # the others would hold copies of parameters
-            tried.update({key: None for key, other in tried.items() if other not in best})
+            one = race.start(one, int(each))
+            if plan.classes not in best or one.key < best[plan.classes].key:
+                best[plan.classes] = one
+            for classes in [key for key, other in best.items() if other not in ranked()]:
+                del best[classes]
 
-    def largest(size: int) -> int:
-        """The largest number of micro-batches of as many shards, up to the best without shards."""
-        return max((count for count in counts if count <= whole.count and count * size <= most), default=1)
+    def largest(classes: tuple[str, ...], size: int) -> int:
+        """The best number of micro-batches without shards; half of it, and so on, where there were many launches."""
+        count, added = whole.count, 1 + CLASSES[classes] * size
+        while count > 1 and (
+            count * size > MOST_PARTS
+            or count * added * launch_s * whole_ops / whole.count > LAUNCHED * whole.step_s
+            or count not in counts
+        ):
+            count //= 2
+        return count
 
     def ranked() -> list[_Contender]:
-        return sorted((one for one in tried.values() if one is not None), key=lambda one: one.key)
+        return sorted(best.values(), key=lambda one: one.key)[:SPLITS]
 
     first = max((size for size in sizes if size <= 4), default=0)
     is_trained = bool((whole.problem.graph.phases == BACKWARD).any())
-    for count in dict.fromkeys((1, largest(first))) if first else ():
-        for classes in CLASSES:
-            if classes != ("updates",) or (count > 1 and is_trained):  # gradients of one are in one place
-                attempt(count, SplitPlan(classes, shares_of(whole.problem, first)))
-    for leader in ranked()[:2]:
-        assert leader.split is not None
-        attempt(leader.count, replace(leader.split, reduce="chunks"))
-        for size in sizes:
-            for count in dict.fromkeys((largest(size), largest(size) // 2, host.num_devices // size, leader.count)):
-                attempt(count, SplitPlan(leader.split.classes, shares_of(whole.problem, size)))
-    for leader in ranked()[:1]:  # where it is another one now
-        assert leader.split is not None
-        attempt(leader.count, replace(leader.split, reduce="chunks"))
-    racing = [one for one in ranked() if one.step_s <= SPLIT_NEAR * whole.step_s][:SPLITS]
+    for classes in CLASSES if first else ():
+        count = largest(classes, first)
+        if classes != ("updates",) or (count > 1 and is_trained):  # gradients of one are in one place
+            attempt(count, SplitPlan(classes, shares_of(whole.problem, first)))
+    leaders = [(one.count, one.split) for one in ranked() if one.split is not None]
+    for count, plan in leaders:
+        if count < plan.num_shards:  # else its whole ops are on all devices of a team anyway
+            attempt(count, replace(plan, reduce="chunks"))
+    for _, plan in leaders[:2]:
+        for size in (first, *sizes):
+            for count in dict.fromkeys((host.num_devices // size, largest(plan.classes, size))):
+                attempt(count, SplitPlan(plan.classes, shares_of(whole.problem, size)))
+    racing = [one for one in ranked() if one.step_s <= SPLIT_NEAR * whole.step_s]
     for one in racing:
         race.tell(one)
+    racing = [one for one in racing if not by_size or race.holds(one, whole)]
     race.run(racing, race.left / 2)
-    holding = (one for one in sorted(racing, key=lambda one: one.key) if not by_size or race.holds(one, whole))
-    racing = list(itertools.islice(holding, 1))
-    race.run(racing, race.left)
-    for one in racing:
+    for one in sorted(racing, key=lambda one: one.key)[:1]:
+        race.run([one], race.left)
         race.tell(one)
         if CLEAR * whole.step_s < one.step_s <= whole.step_s / CLEAR:  # either may become the better one
             race.extend(DUEL * budget)
@@ -283,7 +288,8 @@ def _with_split(
             race.tell(whole)
             race.tell(one)
     better = [one for one in racing if one.step_s <= SPLIT_GAIN * whole.step_s]
-    return next((one for one in better if not by_size or race.holds(one, whole)), whole)
+    better.sort(key=lambda one: one.key)
+    return next((one for one in better if not by_size or race.holds(one, whole, SPLIT_GAIN)), whole)
 
 
 def sized(problem: Problem) -> Problem | None:
@@ -347,7 +353,7 @@ class _Race:
 
     def __init__(self, budget: float, seed: int, say: Callable[[str], None]) -> None:
         self.spent = 0
-        self.work = 0.0
+        self.work, self.most_work = 0.0, math.inf
         self.say = say
         self._budget = budget
         self._seed = seed
@@ -407,7 +413,7 @@ class _Race:
     def _first(self, count: int, problem: Problem, share: float) -> _Contender:
         """A number of micro-batches, searched in the first order; in that which needs least where nothing fits."""
         one = _Contender(count, _ordered(problem))
-        self.work += CAPTURE * problem.graph.num_ops
+        self.work += CAPTURE * problem.graph.num_ops / count
         self.run([one], share)
         if problem.graph.num_micro_batches > 1 and math.isinf(one.step_s):
             one = _Contender(count, replace(problem, op_order=LEAN_ORDER))
@@ -422,8 +428,9 @@ class _Race:
             budget: evaluations.
             goes_on: begins where the best search of each has ended.
         """
-        for one in racing:
-            evaluations = int(min(max(budget / len(racing), 1), MOST_EACH, self.left))
+        for place, one in enumerate(racing):
+            room = (self.most_work - self.work) / (len(racing) - place) / one.problem.graph.num_ops
+            evaluations = int(min(max(budget / len(racing), 1), MOST_EACH, self.left, room))
             if evaluations >= 1:
                 one.evaluations += (spent := _search(one, evaluations, self._seed, one.devices if goes_on else None))
                 self.spent += spent
@@ -434,11 +441,13 @@ class _Race:
         task = Task(one.problem, OwnOrderWithPaths(Simulator(one.problem)), Budget(evaluations), seed=self._seed)
         starts = parallel_starts(task)
         self.spent += task.evaluations
+        self.work += task.evaluations * one.problem.graph.num_ops
         one.evaluations = task.evaluations
         for other in one.in_all_orders():
             if starts:
                 times = Simulator(other.problem).step_times(np.stack([devices for devices, _ in starts]))
                 self.spent += len(starts)
+                self.work += len(starts) * one.problem.graph.num_ops
                 first = int(times.argmin())
                 other.evaluations = one.evaluations + len(starts)
                 other.devices, other.step_s = starts[first][0], float(times[first])
@@ -446,8 +455,8 @@ class _Race:
                 one = other
         return one
 
-    def holds(self, one: _Contender, whole: _Contender) -> bool:
-        """Whether a split is better than the whole step with `sized` costs too, both placed as they are."""
+    def holds(self, one: _Contender, whole: _Contender, most: float = 1.0) -> bool:
+        """Whether a split takes at most a part of the whole step with `sized` costs too, both placed as they are."""
         found_s: list[float] = []
         for each in (one, whole):
             problem = sized(each.problem)
@@ -455,7 +464,7 @@ class _Race:
                 return True
             found_s.append(float(Simulator(problem).step_times(each.devices[None])[0]))
             self.spent += 1
-        is_better = found_s[0] <= SPLIT_GAIN * found_s[1]
+        is_better = found_s[0] <= most * found_s[1]
         if not is_better:
             times = " against ".join(map(_milliseconds, found_s))
             self.say(f"{_words(one)}: left out ({times} of the whole step where small ops are less efficient)")

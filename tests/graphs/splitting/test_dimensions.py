@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.graphs import SplitPlan, capture
+from rlplace.graphs.capturing.trace import Trace, kept_traces, trace_step
 from rlplace.graphs.program import Shard
 from rlplace.graphs.splitting.dimensions import Atom, leaves, unify
 
@@ -116,3 +118,30 @@ def test_a_shard_of_size_zero_is_refused_with_the_op_and_its_module() -> None:
 def test_nothing_to_split_is_refused() -> None:
     with pytest.raises(CaptureError, match="tables"):
         split_of(Block(), torch.randn(3, 4), SplitPlan(("tables",)))
+
+
+def test_what_is_too_short_stays_whole_beside_others_of_its_class() -> None:
+    model = nn.Sequential(Block(hidden=2), Block())
+    shards = split_of(model, torch.randn(3, 4), SplitPlan(("mlp",), 4))
+    assert {name.partition(".")[0] for name in shards} == {"1"}
+
+
+def test_splits_of_a_step_are_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, traced = Block(), torch.randn(4, 4), list[int]()
+
+    def captured() -> list[str]:
+        plans = [(count, SplitPlan(("mlp",), parts)) for count in (1, 2) for parts in (2, 3)]
+        loss = torch.Tensor.sum
+        return [capture(model, x, loss, "sgd", micro_batches=count, split=plan).fingerprint for count, plan in plans]
+
+    def counted(model: nn.Module, *given: Any, **options: Any) -> Trace:
+        traced.append(id(model))
+        return trace_step(model, *given, **options)
+
+    alone = captured()
+    monkeypatch.setattr("rlplace.graphs.capturing.capture.trace_step", counted)
+    monkeypatch.setattr("rlplace.graphs.micro_batching.assembly.trace_step", counted)
+    with kept_traces():
+        assert captured() == alone
+    assert len(traced) == 2
+    assert len(set(alone)) == 4

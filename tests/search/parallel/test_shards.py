@@ -305,7 +305,7 @@ def test_only_the_best_plans_stay_in_memory() -> None:
 
     def split(count: int, plan: SplitPlan) -> Problem:
         alive.append(sum(each() is not None for each in made))
-        width = 64 + 8 * CLASSES.index(plan.classes) + 4 * (plan.reduce == "chunks")  # a graph of its own for each
+        width = 64 + 8 * list(CLASSES).index(plan.classes) + 4 * (plan.reduce == "chunks")  # each its own graph
         problem = Problem.estimate(step(count, plan.parts, width), resolve_host(FOUR))
         time_s = np.where(problem.graph.is_source, 0.0, 0.1)[:, None] * np.ones((1, 4))
         problem = dataclasses.replace(problem, costs=Costs(time_s, "estimated"))
