@@ -32,7 +32,7 @@ from rlplace.say import Say, format_seconds
 from rlplace.search import Budget, find
 from rlplace.search.rules.baselines import best_single, plain_devices
 from rlplace.session.prepare import Steps, describe_cut, make_problem
-from rlplace.session.setup import Setup, check_named
+from rlplace.session.setup import NO_SPLIT, Setup, check_named
 from rlplace.workloads import WorkloadSpec
 
 SEARCH = "portfolio"
@@ -280,13 +280,14 @@ def advise_workload(setup: Setup, *, seconds: float = 30.0, is_quiet: bool = Fal
             else _profiled(graph, host, seconds, setup.constraints, progress.say)
         )
         problem = make(graph, 1)
+        options = "" if asked.split == NO_SPLIT else f" --split {asked.split} --split-parts {asked.split_parts}"
         counts = counts_for(host) if asked.is_auto else () if asked.count == 1 else (int(asked.count),)
         verdict = advise(
             problem,
             seconds=max(seconds - (time.monotonic() - begin_s), 1.0),
             seed=setup.seed,
             cuts={count: partial(_cut, steps, make, count) for count in counts},
-            words=Words(str(spec), setup.host_word),
+            words=Words(str(spec), setup.host_word, options),
             say=progress.say,
             isolated=setup.isolated,
         )

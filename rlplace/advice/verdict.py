@@ -34,17 +34,20 @@ class Words:
     workload: str = ""
     """As on the command line; empty in Python."""
     host: str = ""
+    options: str = ""
+    """Of a split, with a space before them."""
 
     def train(self, count: int | None = None) -> str:
         """The command that searches a placement; `count` micro-batches, or how many is left open where it is 0."""
         asked = "" if count is None else str(count or "auto")
         if not self.workload:
             return "rlplace.train(problem)" if count is None else f"rlplace.capture(..., micro_batches={count or 'K'})"
-        return f"rlplace train {self.workload} --host {self.host}{f' --micro-batches {asked}' if asked else ''}"
+        command = f"rlplace train {self.workload} --host {self.host}{self.options}"
+        return f"{command}{f' --micro-batches {asked}' if asked else ''}"
 
     def advise(self) -> str:
         """The command that asks again, with the batch cut into slices."""
-        words = f"rlplace advise {self.workload} --host {self.host} --micro-batches auto"
+        words = f"rlplace advise {self.workload} --host {self.host}{self.options} --micro-batches auto"
         return words if self.workload else self.train(0)
 
 

@@ -312,6 +312,7 @@ class SplitPlan:
     def __post_init__(self) -> None:
         if self.reduce not in ("owner", "chunks"):
             raise UnknownName("reduction of a split", self.reduce, ("owner", "chunks"))
+        refuse_if(isinstance(self.classes, str), "classes", self.classes, 'a tuple, as ("mlp",)', where="split")
         if wrong := next((name for name in self.classes if name not in SPLITTABLE), None):
             raise UnknownName("class to split", wrong, SPLITTABLE)
         refuse_if(not self.classes, "classes", self.classes, f"some of {', '.join(SPLITTABLE)}", where="split")

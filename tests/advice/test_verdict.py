@@ -116,6 +116,13 @@ def test_a_step_that_nothing_holds_is_cut() -> None:
     assert "a smaller batch" in smaller.next
 
 
+def test_the_next_command_splits_as_this_one() -> None:
+    words = Words("gpt2", "2xA100", " --split mlp --split-parts 3:1")
+    assert decide(SIMULATED, words).next == "rlplace train gpt2 --host 2xA100 --split mlp --split-parts 3:1"
+    again = decide(replace(SIMULATED, split_s=0.3), words).next
+    assert again == "rlplace advise gpt2 --host 2xA100 --split mlp --split-parts 3:1 --micro-batches auto"
+
+
 def test_in_python_the_next_call_is_given() -> None:
     assert decide(SIMULATED).next == "rlplace.train(problem)"
     assert decide(replace(SIMULATED, split_s=0.3)).next == "rlplace.capture(..., micro_batches=K)"

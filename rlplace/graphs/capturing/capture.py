@@ -114,6 +114,14 @@ def capture(
         where="capture",
         hint="An optimizer needs a loss.",
     )
+    refuse_if(
+        not isinstance(split, SplitPlan | None),
+        "split",
+        split,
+        "a SplitPlan or None",
+        where="capture",
+        hint='Only a search chooses a split: `rlplace.place(..., split="auto")`.',
+    )
     if not isinstance(loss, (str, LossVerdict)):
         raise InvalidValue("loss", loss, f"one of {', '.join(ASKED)}", where="capture")
     if isinstance(loss, str) and loss not in ASKED:

@@ -115,6 +115,12 @@ def test_a_shard_of_size_zero_is_refused_with_the_op_and_its_module() -> None:
         split_of(Block(hidden=2), torch.randn(3, 4), SplitPlan(("mlp",), 4))
 
 
+def test_more_shards_than_heads_are_refused_with_the_number_of_heads() -> None:
+    model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    with pytest.raises(CaptureError, match=r"cannot split attention by 3: .* runs over 2 heads, or groups of heads"):
+        split_of(model, torch.randn(2, 3, 8), SplitPlan(("attention",), 3))
+
+
 def test_nothing_to_split_is_refused() -> None:
     with pytest.raises(CaptureError, match="tables"):
         split_of(Block(), torch.randn(3, 4), SplitPlan(("tables",)))

@@ -545,6 +545,13 @@ def test_a_plan_has_words_or_is_refused(parts: int | tuple[int, ...]) -> None:
         SplitPlan(("mlp",), parts)
 
 
+def test_a_word_in_place_of_a_plan_is_refused_with_what_to_write() -> None:
+    with pytest.raises(InvalidValue, match=r"classes is 'mlp', expected a tuple, as \(\"mlp\",\)"):
+        SplitPlan("mlp")  # type: ignore[arg-type]
+    with pytest.raises(InvalidValue, match=r"split is 'auto', expected a SplitPlan or None.*rlplace\.place"):
+        capture(Words(), torch.randint(11, (5, 3)), Tensor.sum, "sgd", split="auto")  # type: ignore[arg-type]
+
+
 def test_the_ops_of_shards_are_their_formulas() -> None:
     """Against PyTorch's own loss and lookup on the whole."""
     logits, target = torch.randn(6, 9, dtype=torch.float64, requires_grad=True), torch.tensor([0, 4, 8, 3, -100, 5])
