@@ -45,7 +45,7 @@ from rlplace.training import TrainConfig
 from rlplace.workloads import build, parse_workload
 
 ROWS = ("split", "whole", "gangs", "eager", "auto")
-SPLITS = tuple(SplitPlan(CLASSES[0], 2, reduce) for reduce in ("owner", "chunks"))
+SPLITS = tuple(SplitPlan(next(iter(CLASSES)), 2, reduce) for reduce in ("owner", "chunks"))
 AUTO = ("--host", "cores", "--gangs", "--split", "auto", "--budget", "20s")
 """The options of the row `auto`: the search of the method that learns, and of `portfolio`, has so long."""
 SEEDS = (0, 1)
