@@ -62,11 +62,13 @@ def lower(trace: Trace, optimizer: OptimizerSpec | None, origin: Origin, *, is_t
     gradients: dict[str, Ref] = {}
     for position, (name, gradient) in enumerate(zip(trace.trainable, step.gradients, strict=True)):
         if gradient is not None:
-            gradients[name], made = gradient, ops.producer(gradient)
+            gradients[name], home, made = gradient, ops.producer(Ref(position)), ops.producer(gradient)
+            # a whole op that makes the gradients of several shards would keep them all on its device
+            made_here = (made,) if ops.built.ops[made].shard == ops.built.ops[home].shard else ()
             if optimizer is None:
-                ops.built.together.append((ops.producer(Ref(position)), made))
+                ops.built.together.append((home, *made_here))
             else:
-                ops.add_update(name, Ref(position), gradient, optimizer, (made,))
+                ops.add_update(name, Ref(position), gradient, optimizer, made_here)
     return ops.graph(
         pytree.tree_map_only(Ref, lambda output: step.results[output.id], trace.result),
         step.results,

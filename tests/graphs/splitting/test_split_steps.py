@@ -296,6 +296,8 @@ def test_large_parameters_of_whole_ops_are_updated_in_parts(parts: int | tuple[i
     shards = [source.shard for source in graph.program.sources.values() if source.shard is not None]
     rows = {2: ((0, 12), (12, 24)), (3, 1): ((0, 18), (18, 24))}[parts]
     assert [one.intervals for one in shards if one.name == "words.weight"] == [(each,) for each in rows]
+    # shards of one parameter may be on different devices
+    assert all(len(set(graph.shard[graph.colocation == one].tolist()) - {-1}) < 2 for one in range(graph.num_ops))
     # every micro-batch joins each of them once; products of the forward are whole, and so are their gradients
     joins = [
         op for op in range(graph.num_ops) if graph.targets[op] == "aten.cat.default" and graph.phases[op] == FORWARD
