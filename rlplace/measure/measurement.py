@@ -20,6 +20,8 @@ from rlplace.measure.problem import Plan, Problem, Timeline
 
 Status = Literal["ok", "oom", "error", "timeout", "lost"]
 """`lost`: a device was not there any more, which says nothing of the placement."""
+NO_TIME = 1e-300
+"""Seconds: simulated steps without costs take none, and are as long as one another."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,9 @@ class Measurement:
 
     def over(self, other: Measurement) -> Measurement:
         """Ratios to the steps of another of the same race, round by round, so that a drift of the machine cancels."""
-        ratios = tuple(mine_s / other_s for mine_s, other_s in zip(self.samples_s, other.samples_s))
-        return Measurement("ok", float(np.median(ratios or [self.step_time_s / other.step_time_s])), ratios)
+        pairs = list(zip(self.samples_s, other.samples_s)) or [(self.step_time_s, other.step_time_s)]
+        ratios = tuple((mine_s + NO_TIME) / (other_s + NO_TIME) for mine_s, other_s in pairs)
+        return Measurement("ok", float(np.median(ratios)), ratios)
 
     def is_clearly_below(self, limit_s: float) -> bool:
         """Whether its median is below a limit by more than its standard error."""
