@@ -81,6 +81,8 @@ def whole(value: torch.Tensor) -> torch.Tensor:
 
 def main(steps: int, is_checked: bool) -> None:
     """Trains for a number of steps, after a comparison of loss and gradients with those of the whole model."""
+    if DEVICES[0] != "cpu" and (found := torch.accelerator.device_count()) < len(DEVICES):
+        raise SystemExit(f"DEVICES names {{len(DEVICES)}} accelerators, this machine has {{found}}: change DEVICES")
     dist.init_process_group(dist.get_default_backend_for_device(DEVICES[0]))
     if dist.get_world_size() != len(DEVICES):
         raise SystemExit(f"start {{len(DEVICES)}} processes, one for each shard, not {{dist.get_world_size()}}")

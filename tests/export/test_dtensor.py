@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,18 @@ def test_two_processes_train_as_one_does(folder: Path, capsys: pytest.CaptureFix
         losses.append(loss.item())
     found = [float(line.split()[1]) for line in printed.splitlines() if line[:1].isdigit()]
     assert found == pytest.approx(losses, rel=TOLERANCE)
+
+
+def test_the_script_of_a_host_with_more_accelerators_says_what_to_change(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(folder, step(SplitPlan(CLASSES)), SPLIT)
+    assert exported(run) == 0
+    names = runpy.run_path(str(run.path("dtensor.py")))
+    names["main"].__globals__["DEVICES"] = ("cuda:0", "cuda:1")
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    with pytest.raises(SystemExit, match="names 2 accelerators, this machine has 1: change DEVICES"):
+        names["main"](1, True)
 
 
 @pytest.mark.slow
