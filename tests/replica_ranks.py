@@ -20,7 +20,7 @@ from rlplace.workloads import Workload
 Job = tuple[str, str, dict[str, Any]]
 """A kind of process, a workload of this module, and options of the kind."""
 STEPS = 4
-WITHIN_S = 300.0
+WITHIN_S = 800.0
 
 
 class Unrolled(nn.Module):
