@@ -1,6 +1,6 @@
 """`choose`: how many micro-batches a step is cut into, and in which order their ops run, by a race of searches.
 
-It may also split ops into shards, by the `CLASSES` and the numbers that `shard_counts` names.
+It may also split ops into shards: `CLASSES` are the ways that are tried.
 """
 
 from __future__ import annotations
