@@ -47,6 +47,7 @@ if __name__ == "__main__" and not sys.flags.safe_path:
     del sys.path[0]  # this file's folder: no module that lies there is imported, it may be a stranger's
 
 import argparse
+import os
 
 import torch
 import torch.distributed as dist
@@ -137,6 +138,8 @@ if __name__ == "__main__":
     parser.add_argument("--no-check", action="store_true", help="do not first compare with the whole model")
     options = parser.parse_args()
     main(options.steps, not options.no_check)
+    sys.stdout.flush()
+    os._exit(0)  # DTensor keeps the group's threads; one that drops its last tensor while Python ends would abort
 '''
 
 

@@ -161,6 +161,7 @@ def exported(run: RunFolder, name: str = "work") -> int:
 
 SPLIT = CutOptions(split=",".join(CLASSES))
 GRADIENTS = """
+import os
 import runpy
 import sys
 
@@ -191,6 +192,8 @@ for (name, one), other in zip(model.named_parameters(), expected.parameters(), s
 if dist.get_rank() == 0:
     print(*sorted(shards))
 dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)  # as the script itself ends
 """
 
 
