@@ -14,6 +14,7 @@ import dataclasses
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -33,6 +34,7 @@ from rlplace.graphs.capturing.trace import kept_traces
 from rlplace.measure import Plan, Problem, Simulator, resolve_host
 from rlplace.measure.bounds import even_split_s
 from rlplace.measure.placement import PlacedSplit
+from rlplace.say import counted
 from rlplace.search import METHODS, Budget, find
 from rlplace.search.parallel.choose_micro_batches import choose, shard_counts, shares_of, sized
 from rlplace.session.prepare import capture_workload
@@ -200,38 +202,85 @@ def markdown(rows: Sequence[Line], facts: dict[str, Any]) -> str:
         found.setdefault(row["problem"], {}).setdefault(row["method"], []).append(row)
     methods = list(dict.fromkeys(row["method"] for row in rows))
 
-    def median_s(answers: Mapping[str, list[Line]], method: str, costs: str = "step_time_s") -> float | None:
-        times = [row[costs] for row in answers.get(method, ()) if row.get(costs) is not None]
-        return statistics.median(times) if times else None
-
-    def ratio_of(answers: Mapping[str, list[Line]], costs: str) -> float | None:
-        auto_s, whole_s = median_s(answers, "auto", costs), median_s(answers, "unsplit", costs)
-        return None if auto_s is None or whole_s is None else auto_s / whole_s
-
     def lines() -> Iterator[tuple[str, ...]]:
         for problem, answers in found.items():
             cells = []
             for method in methods:
-                step_s = median_s(answers, method)
+                step_s = median(answers, method)
                 first = next(iter(answers.get(method, ())), None)
                 about = "" if first is None else f" ({', '.join(filter(None, (str(first['count']), first['split'])))})"
                 cells.append("–" if step_s is None else f"{step_s * 1e3:.2f}{about}")
-            both = (ratio_of(answers, costs) for costs in COSTS)
+            both = (ratio_of(answers, "unsplit", value=costs) for costs in COSTS)
             yield problem, *cells, *("–" if ratio is None else f"{ratio:.3f}" for ratio in both)
 
-    def mean(costs: str) -> str:
-        ratios = [ratio for answers in found.values() if (ratio := ratio_of(answers, costs)) is not None]
-        if not ratios:
-            return "–"
-        return f"{statistics.geometric_mean(ratios):.3f}, largest {max(ratios):.3f}, {len(ratios)} problems"
-
+    note = f"{facts['note']}\n" if facts.get("note") else ""
     return (
         f"# Suite `{NAME}`: ops split into shards\n\n{as_markdown(facts)}\n"
         "Simulated step times in ms, estimated costs, medians over seeds; micro-batches and split in brackets.\n"
-        "The last column has the same placements where small ops are less efficient (costs by size).\n\n"
-        f"`auto` over `unsplit`: {mean('step_time_s')}; by size: {mean('by_size_s')}.\n\n"
-        + table(("problem", *methods, "auto / unsplit", "by size"), *lines())
+        "The last column has the same placements where small ops are less efficient (costs by size).\n"
+        f"Rows: {coverage(rows)}.\n{note}\n"
+        f"{summary(found)}\n" + table(("problem", *methods, "auto / unsplit", "by size"), *lines())
     )
+
+
+def coverage(rows: Sequence[Line]) -> str:
+    """The seeds of each method, and on how many problems each has them; methods that have the same are named together.
+
+    >>> coverage([{"problem": "rnnlm/2xK80", "method": "auto", "seed": seed} for seed in (0, 1)])
+    '`auto`: seeds 0, 1 on 1 problem'
+    """
+    seeds: dict[str, dict[str, set[int]]] = {}
+    for row in rows:
+        seeds.setdefault(row["method"], {}).setdefault(row["problem"], set()).add(row["seed"])
+    alike: dict[str, list[str]] = {}
+    for method, by_problem in seeds.items():
+        counts = Counter(tuple(sorted(each)) for each in by_problem.values())
+        parts = (
+            f"seed{'s' * (len(each) > 1)} {', '.join(map(str, each))} on {counted(count, 'problem')}"
+            for each, count in sorted(counts.items(), key=lambda pair: (-len(pair[0]), pair[0]))
+        )
+        alike.setdefault(" and ".join(parts), []).append(f"`{method}`")
+    return "; ".join(f"{', '.join(names)}: {text}" for text, names in alike.items())
+
+
+def summary(found: Mapping[str, Mapping[str, list[Line]]]) -> str:
+    """The ratios over problems, as a list: to no split, to the best opponent, and of the time that choices take."""
+
+    def ratios(*methods: str, value: str = "step_time_s", is_micro: bool = False) -> dict[str, float]:
+        kept = {problem: each for problem, each in found.items() if problem.split("/")[0] in WORKLOADS or not is_micro}
+        pairs = ((problem, ratio_of(answers, *methods, value=value)) for problem, answers in kept.items())
+        return {problem: ratio for problem, ratio in pairs if ratio is not None}
+
+    def told(of: Mapping[str, float]) -> str:
+        if not of:
+            return "–"
+        worst = max(of, key=lambda problem: of[problem])
+        mean, number = statistics.geometric_mean(of.values()), counted(len(of), "problem")
+        return f"{mean:.3f}, largest {of[worst]:.3f} ({worst}), {number}"
+
+    methods = dict.fromkeys(method for answers in found.values() for method in answers)
+    opponents = [method for method in methods if method not in ("auto", "unsplit", RING)]
+    lines = ["`auto` over others, geometric means of the problems that have both:\n"]
+    for name, against in (("`unsplit`", ["unsplit"]), ("the best opponent", opponents)):
+        lines.append(f"- {name}: {told(ratios(*against))}; by size: {told(ratios(*against, value='by_size_s'))}.")
+        lines.append(f"- {name}, problems of `core-micro`: {told(ratios(*against, is_micro=True))}.")
+    if choice := list(ratios("unsplit", value="choice_s").values()):
+        most = f"largest {max(choice):.2f}, above 2 on {sum(each > 2 for each in choice)} of {len(choice)} problems"
+        lines.append(f"- seconds of the choice, over `unsplit`: median {statistics.median(choice):.2f}, {most}.")
+    return "\n".join(lines) + "\n"
+
+
+def median(answers: Mapping[str, list[Line]], method: str, value: str = "step_time_s") -> float | None:
+    """The median over seeds of a value of a method; None where it has none."""
+    values = [row[value] for row in answers.get(method, ()) if row.get(value) is not None]
+    return statistics.median(values) if values else None
+
+
+def ratio_of(answers: Mapping[str, list[Line]], *methods: str, value: str) -> float | None:
+    """The median of `auto` over the least of those of `methods`; None where either is unknown."""
+    auto = median(answers, "auto", value)
+    others = [other for method in methods if (other := median(answers, method, value)) is not None]
+    return None if auto is None or not others else auto / min(others)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -246,12 +295,13 @@ def main(arguments: Sequence[str]) -> None:
         argument("--shard", default="1/1", help="I/N: every N-th workload, from the I-th"),
         argument("--name", default=NAME, help="of the results' files"),
         argument("--render", action="store_true", help="no run: the table of what was finished"),
+        argument("--note", help="with --render: what readers should know of these runs, from now on"),
         words=arguments,
         prog=f"core.py {NAME}",
     )
     path: Path = RESULTS / f"{options.name}.jsonl"
     if options.render:
-        kept = finished(path, key)
+        kept = finished(path, key, options.note)
         save(path.with_suffix(""), kept, markdown(kept["rows"], kept), indent=None)
         return
     shard, shards = (int(part) for part in options.shard.split("/"))

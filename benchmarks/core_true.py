@@ -236,28 +236,27 @@ def render(suite: str, path: Path, note: str | None = None) -> None:
         path: of what was finished.
         note: what readers should know of these runs, kept with them; what was said before by default.
     """
-    results = path.with_suffix(".json")
-    before = read_json(results) if results.exists() else {}
-    kept = {"note": before.get("note", ""), "suite": suite} | finished(path, key)
-    if note is not None:
-        kept |= {"note": note}
+    kept = {"suite": suite} | finished(path, key, note)
     save(path.with_suffix(""), kept, markdown(suite, kept["rows"], kept), indent=None)
 
 
-def finished(path: Path, key: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+def finished(path: Path, key: Callable[[dict[str, Any]], object], note: str | None = None) -> dict[str, Any]:
     """The results of what was finished, or the committed results where there is nothing else.
 
     Args:
         path: of the lines.
         key: equal for two lines that answer the same question, of which the last one counts.
+        note: as of `render`.
     """
-    lines = read_lines(path)
+    lines, results = read_lines(path), path.with_suffix(".json")
     runs = [line["run"] for line in lines if "run" in line]
+    before = dict(read_json(results)) if results.exists() or not runs else {}
+    note = before.get("note", "") if note is None else note
     if not runs:
-        return dict(read_json(path.with_suffix(".json")))
+        return before | {"note": note}
     commands = list(dict.fromkeys(whole_command(run["command"]) for run in runs))
     rows = list({key(line): line for line in lines if "run" not in line}.values())
-    return {"schema": 1, **runs[-1], "commands": commands, "rows": rows}
+    return {"schema": 1, **runs[-1], "commands": commands, "note": note, "rows": rows}
 
 
 def whole_command(command: str) -> str:
