@@ -8,6 +8,7 @@ width between them, and the vocabulary of a softmax loss. What it cannot split s
 from __future__ import annotations
 
 import os.path
+from collections.abc import Iterator
 
 import numpy as np
 from torch import nn
@@ -19,7 +20,7 @@ from rlplace.export.pipeline import OPTIMIZERS
 from rlplace.graphs import FORWARD, OpGraph, SplitPlan
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.optimizers import resolve_optimizer
-from rlplace.graphs.program import Shard
+from rlplace.graphs.program import OptimizerSpec, Shard
 from rlplace.say import clean, say
 from rlplace.session.prepare import capture_workload
 
@@ -223,47 +224,78 @@ def dtensor_script(request: ExportRequest) -> Exported:
     refuse_if(len(set(split.shares)) > 1, "split_parts", cut.split_parts, "even shares, as of a DTensor", where=WHERE)
     count = graph.num_micro_batches
     refuse_if(count > 1, "micro_batches", count, "1: parallelize_module runs whole batches", where=WHERE)
-    places, members, devices = rank_devices(host, WHERE), graph.shard >= 0, request.placement.devices
+    places = rank_devices(host, WHERE)
+    team, moved = _team(request, run, split.num_shards, list(places), hint)
+    names = [host.devices[device].name for device in team]
+    styles, left = module_plan(capture_workload(run.workload, split=SplitPlan(classes, split.num_shards)))
+    kinds = {} if (report := require_program(graph).split) is None else report.parameters
+    left |= {name: f"no style for {kind}" for name, kind in kinds.items() if kind not in CLASSES}
+    lines = list(_said(names, styles, left, moved))
+    refuse_if(not styles, "split", cut.split, "of layers that have styles", where=WHERE, hint="; ".join(lines[1:]))
+    command = f"torchrun --standalone --nproc-per-node {len(team)} {request.run.root / DTENSOR.file}"
+    simulated = f"; {clean(asked.host)} was simulated: elsewhere, change DEVICES in it" if request.is_simulated else ""
+    say("\n".join((*lines, f"run it with {command}{simulated}")))
+    text = _text(request, spec, [places[device] for device in team], styles, lines)
+    return Exported(text, {"ranks": names, "moved_share": moved, "plan": styles, "left": left})
+
+
+def _team(
+    request: ExportRequest, run: CapturedRun, num_shards: int, places: list[int], hint: str
+) -> tuple[list[int], float]:
+    """The devices of the ranks, and the part of the time of shards that the placement has elsewhere.
+
+    Args:
+        request: of the export.
+        run: whose step is split into even shards.
+        num_shards: one for each rank.
+        places: devices that each have a process.
+        hint: what to do where one machine has fewer of these.
+    """
+    graph, host, devices = run.graph, run.host, request.placement.devices
+    members = graph.shard >= 0
     modules, module = np.unique(graph.modules, return_inverse=True)
     spent_s = np.zeros((modules.size, host.num_devices))  # by shards
     op_time_s = request.session.costs.op_time_s[np.arange(graph.num_ops), devices]
     np.add.at(spent_s, (module[members], devices[members]), op_time_s[members] + 1e-15)
     most = sorted(places, key=lambda device: -spent_s[:, device].sum())  # the ranks: neighbours of the busiest
     machines = {device: host.devices[device].name.rpartition("/")[0] for device in most}
-    team = sorted([device for device in most if machines[device] == machines[most[0]]][: split.num_shards])
-    names = [host.devices[device].name for device in team]
-    expected = f"{split.num_shards} devices of one machine that each have a process"
-    refuse_if(len(team) < split.num_shards, "devices", ", ".join(names), expected, where=WHERE, hint=hint)
-    even_s = spent_s.sum(axis=1, keepdims=True) / split.num_shards  # of each module on each rank: shards are alike
-    moved = 1.0 - float(np.minimum(spent_s[:, team], even_s).sum() / spent_s.sum())
-    styles, left = module_plan(capture_workload(run.workload, split=SplitPlan(classes, split.num_shards)))
-    kinds = {} if (report := require_program(graph).split) is None else report.parameters
-    left |= {name: f"no style for {kind}" for name, kind in kinds.items() if kind not in CLASSES}
-    lines = [f"{len(styles)} modules are split over {', '.join(names)}"]
+    team = sorted([device for device in most if machines[device] == machines[most[0]]][:num_shards])
+    names = ", ".join(host.devices[device].name for device in team)
+    expected = f"{num_shards} devices of one machine that each have a process"
+    refuse_if(len(team) < num_shards, "devices", names, expected, where=WHERE, hint=hint)
+    even_s = spent_s.sum(axis=1, keepdims=True) / num_shards  # of each module on each rank: shards are alike
+    return team, 1.0 - float(np.minimum(spent_s[:, team], even_s).sum() / spent_s.sum())
+
+
+def _said(names: list[str], styles: dict[str, str], left: dict[str, str], moved: float) -> Iterator[str]:
+    """Lines for people: what is split over which devices, what stays whole, and how the placement differs."""
+    yield f"{len(styles)} modules are split over {', '.join(names)}"
     for why in dict.fromkeys(left.values()):
         of = [name for name, each in left.items() if each == why]
-        lines.append(f"left whole: {', '.join(of[:4])}{', ...' if len(of) > 4 else ''} ({why})")
+        yield f"left whole: {', '.join(of[:4])}{', ...' if len(of) > 4 else ''} ({why})"
     if moved > 1e-9:
-        lines.append(f"{moved:.1%} of the time of shards is elsewhere in the placement: the plan is even in each layer")
-    refuse_if(not styles, "split", cut.split, "of layers that have styles", where=WHERE, hint="; ".join(lines[1:]))
-    command = f"torchrun --standalone --nproc-per-node {len(team)} {request.run.root / DTENSOR.file}"
-    simulated = f"; {clean(asked.host)} was simulated: elsewhere, change DEVICES in it" if request.is_simulated else ""
-    say("\n".join((*lines, f"run it with {command}{simulated}")))
+        yield f"{moved:.1%} of the time of shards is elsewhere in the placement: the plan is even in each layer"
+
+
+def _text(
+    request: ExportRequest, spec: OptimizerSpec, places: list[str], styles: dict[str, str], lines: list[str]
+) -> str:
+    """The script, for an optimizer, PyTorch's names of the ranks' devices, a plan, and what is said of it."""
+    asked = request.session.request
     optimizer, options = OPTIMIZERS[spec.name]
-    text = _TEMPLATE.format(
+    return _TEMPLATE.format(
         workload=request.spec,
-        num_ranks=len(team),
+        num_ranks=len(places),
         version=__version__,
         # names of a stranger's devices must not end the docstring
         expected="\n".join(lines).replace("\\", "/").replace('"', "'"),
-        devices=tuple(places[device] for device in team),
+        devices=tuple(places),
         styles="".join(f"\n    {path!r}: {style}," for path, style in styles.items()),
         size=asked.default_size,
         seed=asked.workload_seed,
         optimizer=optimizer,
         options=", ".join(f"{name}={getattr(spec, name)}" for name in options),
     )
-    return Exported(text, {"ranks": names, "moved_share": moved, "plan": styles, "left": left})
 
 
 DTENSOR = ExportFormat("dtensor.py", "a plan of torch.distributed.tensor.parallel, for torchrun", dtensor_script)
