@@ -505,6 +505,20 @@ def tables_of(graph: OpGraph, devices: NDArray[np.int32]) -> list[Table]:
     return list(found.values())
 
 
+def updated_in_parts(graph: OpGraph) -> list[str]:
+    """The paths of tables that are looked up whole and updated in shards, as a split of `updates` makes them.
+
+    Args:
+        graph: with its program.
+    """
+    sources, producer = require_program(graph).sources, graph.tensor_op[graph.input_tensors]
+    looks = np.array([target.startswith(LOOKUPS) for target in graph.targets]) & (graph.phases == FORWARD)
+    joins = np.unique(producer[looks[graph.edge_op]])
+    parts = np.unique(producer[np.isin(graph.edge_op, joins)]).tolist()
+    shards = (sources[op].shard for op in parts if graph.parameter_bytes[op] > 0)
+    return list(dict.fromkeys(shard.name.removesuffix(".weight") for shard in shards if shard is not None))
+
+
 def _joined(before: Table | None, part: Table, shard: Shard) -> Table:
     """The table of the shards so far and the next one."""
     known = () if before is None else before.shards
@@ -588,10 +602,19 @@ def torchrec_plan(request: ExportRequest) -> Exported:
     """The text of `torchrec.json` for a run; says on stderr where the tables are.
 
     Raises:
-        InvalidValue: the model looks up no embedding table.
+        InvalidValue: the model looks up no embedding table, or one that is updated in shards.
         UserError: the run lacks a file or is malformed, or its workload cannot be built.
     """
     run = CapturedRun.of(request)
+    in_parts = ", ".join(updated_in_parts(run.graph))
+    refuse_if(
+        in_parts,
+        "split",
+        f"updates of {in_parts} in shards, which are looked up as a whole",
+        "tables that are updated where they are looked up, as torchrec does",
+        where=WHERE,
+        hint="Train again with a `--split` without `updates`, or without a split.",
+    )
     tables = tables_of(run.graph, request.placement.devices)
     if not tables:
         raise InvalidValue(

@@ -20,10 +20,11 @@ from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, Shard
 
 from rlplace.cli.main import main
 from rlplace.errors import InvalidValue
-from rlplace.export.device_map import Table, plan_of, tables_of
+from rlplace.export.device_map import Table, plan_of, tables_of, updated_in_parts
 from rlplace.graphs import SplitPlan, capture
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure import resolve_host
+from rlplace.session.setup import CutOptions
 from rlplace.workloads import build
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "exports.md"
@@ -156,6 +157,27 @@ def test_a_model_without_tables_is_refused(
     assert main(command) == 2
     assert "expected a model that looks up embedding tables" in capsys.readouterr().err
     assert not run.path("torchrec.json").exists()
+
+
+def test_a_table_that_is_updated_in_parts_is_refused_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a_bag_model.py").write_text(
+        "import torch\ndef work():\n    torch.manual_seed(0)\n    bag = torch.nn.EmbeddingBag(64, 8)\n"
+        "    model = torch.nn.Sequential(bag, torch.nn.Linear(8, 2))\n"
+        "    return model, torch.zeros(6, 3, dtype=torch.long), lambda y: y.sum(), 'sgd'\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    model, rows = nn.Sequential(nn.EmbeddingBag(64, 8), nn.Linear(8, 2)), torch.zeros(6, 3, dtype=torch.long)
+    split = SplitPlan(("updates",), 2)
+    graph = capture(model, rows, lambda y: y.sum(), "sgd", split=split)
+    assert updated_in_parts(graph) == ["0"]
+    cut = CutOptions(split="updates", split_parts="2")
+    devices = np.maximum(graph.shard, 0).astype(np.int32)
+    run = placed_run(tmp_path / "run", "a_bag_model:work", graph, core_host(2), devices, cut=cut)
+    assert main(["export", str(run.root), "--format", "torchrec", "--workload", "a_bag_model:work"]) == 2
+    assert "updates of 0 in shards" in capsys.readouterr().err
 
 
 def test_the_page_makes_torchrecs_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
