@@ -9,19 +9,22 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from rlplace.measure.placement import PlacedSplit
 from rlplace.say import format_bytes, format_seconds
+from rlplace.search.parallel.choose_micro_batches import HEADROOM
 
 WORTH = 1.05
 """A step that is this many times as long as the placed one is worth placing."""
 PROMISING = 0.9
 """A split of the batch must promise this share of the best step, or less, to be tried."""
 
-Choice = Literal["place", "one-device", "eager", "cut-batch"]
+Choice = Literal["place", "one-device", "eager", "cut-batch", "split-ops"]
 WORDS: dict[Choice, str] = {
     "place": "place",
     "one-device": "stay on one device",
     "eager": "use eager/intra-op threads",
     "cut-batch": "cut the batch",
+    "split-ops": "split ops",
 }
 """Verdicts as people read them."""
 NOTHING_TO_RUN = "nothing: train as you do now"
@@ -35,14 +38,18 @@ class Words:
     """As on the command line; empty in Python."""
     host: str = ""
     options: str = ""
-    """Of a split, with a space before them."""
+    """Of the split that was asked for, with a space before them."""
 
-    def train(self, count: int | None = None) -> str:
+    def train(self, count: int | None = None, split: PlacedSplit | None = None) -> str:
         """The command that searches a placement; `count` micro-batches, or how many is left open where it is 0."""
         asked = "" if count is None else str(count or "auto")
         if not self.workload:
-            return "rlplace.train(problem)" if count is None else f"rlplace.capture(..., micro_batches={count or 'K'})"
-        command = f"rlplace train {self.workload} --host {self.host}{self.options}"
+            cut = "" if count is None else f"micro_batches={count or 'K'}"
+            parts = "" if split is None else f"split=rlplace.{split.plan}"
+            given = ", ".join(filter(None, (cut, parts)))
+            return f"rlplace.capture(..., {given})" if given else "rlplace.train(problem)"
+        options = "" if split is None else f" --split {split.classes} --split-parts {split.parts}"
+        command = f"rlplace train {self.workload} --host {self.host}{options}"
         return f"{command}{f' --micro-batches {asked}' if asked else ''}"
 
     def advise(self) -> str:
@@ -74,7 +81,7 @@ class Figures:
     placed_s: float | None
     """The best placement of the whole batch."""
     num_placements: int
-    """Simulated to find it, and the one in micro-batches."""
+    """Simulated to find it, the one in micro-batches, and the one with shards."""
     cut_s: float | None = None
     """The best placement of the step in micro-batches."""
     cut_count: int = 1
@@ -83,6 +90,15 @@ class Figures:
     """Numbers of micro-batches that were tried."""
     split_s: float | None = None
     """An even split of the batch over devices, at best: an estimate; None where no two devices hold the model."""
+    sharded_s: float | None = None
+    """The best placement of the step whose ops are split into shards."""
+    sharded: PlacedSplit | None = None
+    """That split; None where none was tried, or none is shorter."""
+    sharded_count: int = 1
+    """The number of micro-batches of that step."""
+    is_split_tried: bool = False
+    work_s: float | None = None
+    """All work of the step, spread evenly over the devices; None where ops cannot be split."""
     eager_s: float | None = None
     """Plain PyTorch, measured."""
     eager_why: str = ""
@@ -92,8 +108,18 @@ class Figures:
 
     @property
     def best_s(self) -> float:
-        """The best placement that was searched, with or without micro-batches; infinite without one."""
+        """The best placement that was searched, infinite without one; with shards only if these are worth it."""
+        return _or_inf(self.sharded_s) if self.is_split_worth_it else self.whole_s
+
+    @property
+    def whole_s(self) -> float:
+        """The best placement of whole ops, with or without micro-batches; infinite without one."""
         return min(_or_inf(self.placed_s), _or_inf(self.cut_s))
+
+    @property
+    def is_split_worth_it(self) -> bool:
+        """Whether the step is clearly shorter with shards."""
+        return self.sharded_s is not None and self.sharded_s * WORTH <= self.whole_s
 
     @property
     def now_s(self) -> float:
@@ -120,6 +146,8 @@ class Verdict:
     figures: Figures
     ratio_of_medians: float | None = None
     """Median step time of the best placement over the median of the reference: a quotient of two of `figures`."""
+    split_of_ops: str = ""
+    """For people: the step with shards; where no split was tried, whether one may pay; empty where it may not."""
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `rlplace advise --json` prints."""
@@ -138,7 +166,8 @@ def decide(figures: Figures, words: Words | None = None) -> Verdict:
     found, least = _ratios(figures, choice)
     over: Literal["eager", "one device", ""] = "eager" if figures.eager_s is not None else "one device"
     medians = figures.best_s / figures.now_s if found is not None and math.isfinite(figures.best_s) else None
-    return Verdict(choice, reason, over if found is not None else "", found, least, following, figures, medians)
+    over, split = over if found is not None else "", _split_of_ops(figures, choice, words)
+    return Verdict(choice, reason, over, found, least, following, figures, medians, split)
 
 
 def _choose(f: Figures, words: Words) -> tuple[Choice, str, str]:
@@ -156,16 +185,40 @@ def _choose(f: Figures, words: Words) -> tuple[Choice, str, str]:
         return "eager", _eager_reason(f), NOTHING_TO_RUN
     if f.single_s is not None and f.single_s <= WORTH * f.best_s:
         return "one-device", _single_reason(f), NOTHING_TO_RUN
+    best = f"the best of {f.num_placements:,} placements takes {_placed(f.best_s)} a step"
+    if f.is_split_worth_it:
+        count = f.sharded_count if f.sharded_count > 1 else None
+        whole_s, cut = min(f.whole_s, _or_inf(f.single_s)), f" and {count} micro-batches" if count else ""
+        reason = f"with {f.sharded}{cut} {best}, of whole ops {_placed(whole_s)}; {_now(f)}"
+        return "split-ops", reason, words.train(count, f.sharded)
     if 1 in f.counts and _or_inf(f.cut_s) * WORTH <= _or_inf(f.placed_s):
         whole_s = min(_or_inf(f.placed_s), _or_inf(f.single_s))
-        reason = (
-            f"in {f.cut_count} micro-batches the best of {f.num_placements:,} placements takes "
-            f"{_placed(f.best_s)} a step, of the whole batch {_placed(whole_s)}; {_now(f)}"
-        )
+        reason = f"in {f.cut_count} micro-batches {best}, of the whole batch {_placed(whole_s)}; {_now(f)}"
         return "cut-batch", reason, words.train(f.cut_count)
-    reason = f"the best of {f.num_placements:,} placements takes {_placed(f.best_s)} a step, {_now(f)}"
     count = f.cut_count if 1 in f.counts and _or_inf(f.cut_s) < _or_inf(f.placed_s) else None
-    return "place", reason, words.train(count)
+    return "place", f"{best}, {_now(f)}", words.train(count)
+
+
+def _split_of_ops(f: Figures, choice: Choice, words: Words) -> str:
+    """The step with shards beside that of whole ops; or, by the rule of `choose`, that one may pay, once the batch is
+    cut as far as that promises to help."""
+    best_s = min(f.whole_s, _or_inf(f.single_s))
+    if f.sharded is not None:
+        ratio = _or_inf(f.sharded_s) / best_s
+        than = f", {abs(ratio - 1.0):.0%} {'shorter' if ratio < 1.0 else 'longer'} than the best step of whole ops"
+        cut = f", {f.sharded_count} micro-batches" if f.sharded_count > 1 else ""
+        step = "not faster, or does not fit" if f.sharded_s is None else format_seconds(f.sharded_s)
+        return f"{step}: {f.sharded}{cut}{than.replace('%', ' %') if 0.0 < ratio < math.inf else ''}"
+    if f.is_split_tried:
+        is_even = best_s < HEADROOM * (f.work_s or 0.0)
+        return "none can be much shorter: work is spread evenly" if is_even else "none that was tried is shorter"
+    best_s, is_next = min(best_s, f.now_s), choice == "cut-batch" and f.counts == (1,)
+    least_s = max(f.work_s or 0.0, f.bound_s if f.bound == "dispatcher" else 0.0)  # shards have more launches
+    if f.work_s is None or is_next or best_s < HEADROOM * least_s:
+        return ""
+    over = f"takes {best_s / f.work_s:.1f} times as long as all its work spread evenly over the devices"
+    how = "`--split auto`" if words.workload else '`rlplace.place(..., split="auto")`'
+    return f"may pay, try {how}: the best step {over if math.isfinite(best_s) else 'does not fit'}"
 
 
 def _nothing_fits(f: Figures, words: Words) -> tuple[Choice, str, str]:
@@ -191,7 +244,7 @@ def _eager_reason(f: Figures) -> str:
 def _single_reason(f: Figures) -> str:
     gain = _or_inf(f.single_s) / f.bound_s if f.bound_s > 0 else math.inf
     if gain <= WORTH:
-        return f"everything on {f.single_device} is within {gain - 1:.0%} of the bound ({f.bound})"
+        return f"everything on {f.single_device} is within {max(gain - 1, 0.0):.0%} of the bound ({f.bound})"
     return f"everything on {f.single_device} takes {format_seconds(_or_inf(f.single_s))} a step, {_found(f)}"
 
 

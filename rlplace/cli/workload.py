@@ -223,7 +223,7 @@ def advise(
     json: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Say whether a step is worth placing at all: place, stay on one device, use eager, or cut the batch.
+    """Say whether a step is worth placing at all: place, one device, eager, cut the batch, or split ops.
 
     On this machine it profiles with few steps and races the placements that it found; on a simulated host it estimates.
 

@@ -428,6 +428,7 @@ def advice_panel(told: Mapping[str, Any], verdict: str) -> Group:
         ),
         *([cut] if max(figures["counts"]) > 1 else []),
         *([split] if figures["split_s"] is not None else []),
+        *([("split of ops", told["split_of_ops"])] if told["split_of_ops"] else []),
         ("bound", f"{format_seconds(figures['bound_s'])} ({figures['bound']})"),
         ("step times", f"{figures['kind']}, op times {figures['costs']}"),
         ("it took", f"{format_seconds(told['capture_s'])} to capture, {format_seconds(told['seconds'])} from there"),

@@ -206,7 +206,7 @@ def check_named(asked: CutOptions) -> None:
     Raises:
         InvalidValue: it is `auto`.
     """
-    hint = "`auto` is chosen by a search: `rlplace train`, `place` and `compare` do."
+    hint = "`auto` is chosen by a search: `rlplace train`, `place`, `compare` and `advise` do."
     refuse_if(asked.split == AUTO, "split", asked.split, "none, or classes of ops here", hint=hint)
 
 

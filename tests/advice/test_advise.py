@@ -13,14 +13,17 @@ from micrographs import op_graph
 from random_problems import plain_host
 
 import rlplace
+from rlplace import SplitPlan
 from rlplace.advice.advising import advise
 from rlplace.advice.verdict import Verdict
 from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import BACKWARD, OpGraph
+from rlplace.measure import resolve_host
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
+from rlplace.workloads import without_memory
 
 
 def problem_of(graph: OpGraph, host: Host, op_s: float = 1.0) -> Problem:
@@ -50,6 +53,61 @@ def no_split(problem: Problem) -> Problem:
     """The same with links so slow that summing gradients takes for ever; the graph holds none but says so."""
     graph = replace(problem.graph, gradient_bytes=np.full(problem.graph.num_ops, 10**6))
     return replace(problem, graph=graph)
+
+
+def wide(plan: SplitPlan | None = None) -> OpGraph:
+    """A step of one sample whose time is the reading and writing of two large weights."""
+    with without_memory():
+        layers = torch.nn.Linear(4096, 16384), torch.nn.GELU(), torch.nn.Linear(16384, 4096)
+        model, x = torch.nn.Sequential(*layers), torch.randn(1, 4096)
+        return rlplace.capture(model, x, lambda output: output.square().mean(), "adam", split=plan)
+
+
+def test_one_sample_on_four_devices_is_split() -> None:
+    host, plan = resolve_host("4xA100-nvlink"), SplitPlan(("mlp",), 4)
+    problem = Problem.estimate(wide(), host)
+    alone = asked(problem)
+    assert alone.figures.work_s is not None
+    assert alone.figures.single_s == pytest.approx(4 * alone.figures.work_s, rel=0.05)
+    assert "may pay" in alone.split_of_ops
+    made: list[SplitPlan] = []
+
+    def split(count: int, plan: SplitPlan) -> Problem:
+        made.append(plan)
+        return Problem.estimate(wide(plan), host)
+
+    for found in (asked(problem, split=split), asked(problem, split=split, plan=plan)):
+        assert found.verdict == "split-ops"
+        assert found.figures.sharded is not None
+        assert found.figures.sharded.parts.startswith("4")
+        assert found.figures.sharded_s is not None
+        assert 1.0 <= found.figures.sharded_s / alone.figures.work_s < 1.2  # a quarter each, and sums
+        assert found.figures.bound_s <= found.figures.sharded_s
+    assert len(set(made[:-1])) > 2  # chosen among several, then the one that was named
+    assert made[-1] == plan
+
+
+def test_one_split_is_made_however_short_the_time() -> None:
+    host = resolve_host("4xA100-nvlink")
+    lines: list[str] = []
+    found = advise(
+        Problem.estimate(wide(), host),
+        seconds=0.01,
+        evaluations=60,
+        split=lambda count, plan: Problem.estimate(wide(plan), host),
+        say=lines.append,
+    )
+    assert found.verdict == "split-ops"
+    assert any("left out (the time is up)" in line for line in lines)
+
+
+def test_one_device_has_nothing_to_split() -> None:
+    two_gpus = resolve_host("2xK80")
+    one_gpu = Host("one", two_gpus.devices[:1])
+    one, two = (asked(Problem.estimate(wide(), host)) for host in (one_gpu, two_gpus))
+    assert (one.split_of_ops, one.figures.work_s) == ("", None)
+    assert two.split_of_ops
+    assert asked(problem_of(chain(6), plain_host(2))).figures.work_s is None  # a graph without its program
 
 
 def test_parallel_branches_are_worth_placing() -> None:

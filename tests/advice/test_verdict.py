@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rlplace.advice.verdict import NOTHING_TO_RUN, WORDS, Figures, Words, decide
+from rlplace.measure.placement import PlacedSplit
 
 GIB = 1 << 30
 SIMULATED = Figures(
@@ -116,9 +117,55 @@ def test_a_step_that_nothing_holds_is_cut() -> None:
     assert "a smaller batch" in smaller.next
 
 
-def test_the_next_command_splits_as_this_one() -> None:
+def test_a_split_that_is_clearly_shorter_is_recommended() -> None:
+    shorter = replace(SIMULATED, is_split_tried=True, sharded_s=0.3, sharded=PlacedSplit("mlp", "3:1"), bound_s=0.2)
+    found = decide(shorter, ASKED)
+    assert (found.verdict, found.ratio_found) == ("split-ops", pytest.approx(0.3))
+    best = "with mlp in shards 3:1 the best of 2,000 placements takes 300 ms a step"
+    assert found.reason == f"{best}, of whole ops 600 ms; one device 1.00 s"
+    assert found.split_of_ops == "300 ms: mlp in shards 3:1, 50 % shorter than the best step of whole ops"
+    assert found.next == "rlplace train gpt2 --host 2xA100 --split mlp --split-parts 3:1"
+    assert decide(shorter).next.startswith(
+        "rlplace.capture(..., split=rlplace.SplitPlan(classes=('mlp',), parts=(3, 1)"
+    )
+    cut = decide(replace(shorter, counts=(1, 4), cut_s=0.5, cut_count=4, sharded_count=4), ASKED)
+    assert (cut.verdict, cut.next) == ("split-ops", f"{found.next} --micro-batches 4")
+
+
+def test_a_split_that_is_hardly_shorter_is_told_but_not_recommended() -> None:
+    hardly = replace(SIMULATED, is_split_tried=True, sharded_s=0.59, sharded=PlacedSplit("mlp", "2"))
+    found = decide(hardly, ASKED)
+    assert (found.verdict, found.ratio_found) == ("place", pytest.approx(0.6))
+    assert found.next == "rlplace train gpt2 --host 2xA100"
+    assert "2 % shorter" in found.split_of_ops
+    assert "10 % longer" in decide(replace(hardly, sharded_s=0.66), ASKED).split_of_ops
+    slow = decide(replace(hardly, sharded_s=None), ASKED)
+    assert slow.split_of_ops == "not faster, or does not fit: mlp in 2 shards"
+    tried = replace(SIMULATED, is_split_tried=True, work_s=0.3)
+    assert "none that was tried is shorter" in decide(tried, ASKED).split_of_ops
+    assert "evenly" in decide(replace(tried, work_s=0.59), ASKED).split_of_ops
+
+
+def test_a_split_is_named_where_devices_have_time_left() -> None:
+    found = decide(replace(SIMULATED, work_s=0.3), ASKED)
+    assert "`--split auto`" in found.split_of_ops
+    assert "2.0 times as long" in found.split_of_ops
+    assert 'split="auto"' in decide(replace(SIMULATED, work_s=0.3)).split_of_ops
+    for silent in (
+        SIMULATED,  # one device, or ops without a program
+        replace(SIMULATED, work_s=0.58),  # 0.6 is 3 % above
+        replace(SIMULATED, work_s=0.3, split_s=0.3),  # the batch is to be cut first
+        replace(MEASURED, work_s=0.3, eager_s=0.31),  # eager has all devices at work
+        replace(SIMULATED, work_s=0.3, bound_s=0.59, bound="dispatcher"),  # shards would have more launches
+    ):
+        assert decide(silent, ASKED).split_of_ops == ""
+    cut = replace(SIMULATED, work_s=0.3, split_s=0.3, counts=(1, 2), cut_s=0.58, cut_count=2)
+    assert "1.9 times" in decide(cut, ASKED).split_of_ops
+
+
+def test_the_next_advice_tries_the_same_split() -> None:
     words = Words("gpt2", "2xA100", " --split mlp --split-parts 3:1")
-    assert decide(SIMULATED, words).next == "rlplace train gpt2 --host 2xA100 --split mlp --split-parts 3:1"
+    assert decide(SIMULATED, words).next == "rlplace train gpt2 --host 2xA100"
     again = decide(replace(SIMULATED, split_s=0.3), words).next
     assert again == "rlplace advise gpt2 --host 2xA100 --split mlp --split-parts 3:1 --micro-batches auto"
 
