@@ -42,7 +42,7 @@ from rlplace.measure.isolate.isolated_runner import make_runner, profile_isolate
 from rlplace.measure.placement import PlacedSplit
 from rlplace.say import Say, counted, format_seconds, sayer
 from rlplace.search import Budget, find
-from rlplace.search.rules.baselines import best_gang, best_single
+from rlplace.search.rules.baselines import best_gang, best_single, without_gangs
 from rlplace.session.setup import AUTO, NO_SPLIT, WHOLE, CutOptions, ProblemOptions, number_only
 from rlplace.workloads import CATALOG, Workload, WorkloadSpec, build, build_for, default_size
 
@@ -603,7 +603,7 @@ def verdict_of(graph: OpGraph) -> dict[str, Any] | None:
 
 RACE = RaceProtocol(max_rounds=15, min_rounds=15, hopeless=math.inf)
 COMPARED_EVALUATIONS = 1000
-"""Placements that are simulated to find a rival for the race of the whole batch."""
+"""Placements that are simulated to find a rival for the race of the whole batch, or a placement without gangs."""
 
 
 def is_cut_faster(
@@ -618,8 +618,9 @@ def is_cut_faster(
     """Whether a placement of the step in micro-batches, or shards, is measured faster than a searched one without.
 
     A profile does not know how devices slow each other down, which favours placements that keep all of them busy. So
-    the simulator's choice is raced before it is taken, also against everything on one device and on one gang. Where it
-    is not clearly faster, the step stays whole.
+    the simulator's choice is raced before it is taken, also against everything on one device and on one gang. With
+    gangs, both steps are also searched without, and the faster placement of each counts. Where the cut step is not
+    clearly faster, the step stays whole.
 
     Args:
         cut: in micro-batches or shards, on a host of this machine.
@@ -629,28 +630,36 @@ def is_cut_faster(
         say: told both step times.
         isolated: whether they run in worker processes, one for each of the two steps; see `Evaluator`.
     """
-    planner = Simulator(whole)
-    found = find(whole, "portfolio", planner, Budget(evaluations=COMPARED_EVALUATIONS), seed=seed)
-    if found.devices is None:
+
+    def found(problem: Problem | None, simulator: Simulator) -> NDArray[np.int32] | None:
+        budget = Budget(evaluations=COMPARED_EVALUATIONS)
+        return None if problem is None else find(problem, "portfolio", simulator, budget, seed=seed).devices
+
+    first, planner = Simulator(cut), Simulator(whole)
+    rival = found(whole, planner)
+    if rival is None:
         return True
-    first = Simulator(cut)
+    ours = devices, found(without_gangs(cut), first)
+    rivals = rival, found(without_gangs(whole), planner), best_single(whole, planner), best_gang(whole, planner)
+    counts = (cut.graph.num_micro_batches, "micro-batches"), (cut.graph.num_shards, "shards")
+    what = " and ".join(f"{count} {things}" for count, things in counts if count > 1)
+    is_uncut = whole.graph.num_micro_batches == 1 < cut.graph.num_micro_batches
     options: dict[str, Any] = {"reference": None, "seed": seed, "isolated": isolated}
     with (
         contextlib.closing(make_runner(cut, first, **options)) as runner,
         contextlib.closing(make_runner(whole, planner, **options)) as other,
     ):
         try:
-            simple = best_single(whole, planner), best_gang(whole, planner)
-            rivals = [other.timer(planner.plan(each)) for each in (found.devices, *simple) if each is not None]
-            outcome, *rivals_s = runner.measure_plans([first.plan(devices)], protocol=RACE, others=rivals)
+            plans = [first.plan(each) for each in ours if each is not None]
+            others = [other.timer(planner.plan(each)) for each in rivals if each is not None]
+            outcomes = runner.measure_plans(plans, protocol=RACE, others=others)
         except (RunnerError, TimeoutError, MemoryError) as error:
-            say(f"micro-batches are not raced: {error}")
+            say(f"{what} are not raced: {error}")
             return False
-    beside = min(rivals_s, key=lambda rival: rival.step_time_s)
-    is_uncut = whole.graph.num_micro_batches == 1
-    split = f" and {cut.graph.num_shards} shards" if cut.graph.num_shards > 1 else ""
+    outcome = min(outcomes[: len(plans)], key=lambda each: each.step_time_s)
+    beside = min(outcomes[len(plans) :], key=lambda each: each.step_time_s)
     say(
-        f"measured: {format_seconds(outcome.step_time_s)} in {cut.graph.num_micro_batches} micro-batches{split}, "
+        f"measured: {format_seconds(outcome.step_time_s)} in {what}, "
         f"{format_seconds(beside.step_time_s)} {'with the whole batch' if is_uncut else 'without shards'}"
     )
     return outcome.ok and outcome.over(beside).is_clearly_below(1.0)

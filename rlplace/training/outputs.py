@@ -44,10 +44,11 @@ from rlplace.report.chrome_trace import chrome_trace
 from rlplace.report.console import Progress, as_html, as_text
 from rlplace.say import Say, format_seconds
 from rlplace.search import Budget, find
-from rlplace.search.rules.baselines import best_gang, best_single
+from rlplace.search.rules.baselines import best_gang, best_single, without_gangs
 from rlplace.search.task import Failure, Saveable
 from rlplace.session.calibrate import cut_words
 from rlplace.session.folder import RunFolder
+from rlplace.session.prepare import COMPARED_EVALUATIONS
 from rlplace.session.session import Session
 from rlplace.session.session_records import Ending, FinalTable, MethodResult, Row, ratio_of
 from rlplace.store import StoreLog
@@ -200,8 +201,9 @@ def measure_table(
 
 def _the_first(entries: Mapping[str, MethodResult], most: int) -> dict[str, MethodResult]:
     """The entries, but at most so many distinct plans: of methods that searched, then of one device, then of the
-    others."""
-    ranked = sorted(entries, key=lambda method: (not entries[method].is_searched, method not in SIMPLE))
+    search without gangs, then of the others."""
+    rank = {**dict.fromkeys(SIMPLE, 1), NO_GANG: 2}
+    ranked = sorted(entries, key=lambda method: 0 if entries[method].is_searched else rank.get(method, 3))
     plans = dict.fromkeys(plan.fingerprint for method in ranked if (plan := entries[method].plan) is not None)
     late = {*list(plans)[most:]}
     return {
@@ -257,18 +259,22 @@ def _figures(outcome: Measurement) -> dict[str, Any]:
 
 SIMPLE = ("single", "gang")
 """Rows of placements with everything on one device: the one that simulates best, and a gang."""
+NO_GANG = "no-gang"
+"""The row of a search without gangs."""
 HEURISTICS = ("single", "blocks", "round-robin", "expert", "eft", "heft")
 EVALUATIONS = 64
-WARM_UP = "portfolio"
+SEARCH = "portfolio"
 WARM_UP_EVALUATIONS = 400
 """Enough for every kernel of `portfolio` to be called: those of heuristics, which few evaluations leave out, and of
 annealing, the last."""
 
 
-def place_quickly(problem: Problem, simulator: Simulator, name: str) -> MethodResult:
-    """The placement of a heuristic, found at once."""
+def place_quickly(
+    problem: Problem, simulator: Simulator, name: str, evaluations: int = EVALUATIONS, *, seed: int = 0
+) -> MethodResult:
+    """The placement of a heuristic, or of a short search, found at once."""
     try:
-        found = find(problem, name, simulator, Budget(EVALUATIONS))
+        found = find(problem, name, simulator, Budget(evaluations), seed=seed)
     except UserError:
         raise
     except Exception as error:  # whatever it is: one that failed is one row, not the run
@@ -286,16 +292,25 @@ def place_on_gang(problem: Problem, simulator: Simulator) -> dict[str, MethodRes
     return {} if devices is None else {"gang": MethodResult(simulator.plan(devices), 1)}
 
 
+def place_without_gangs(problem: Problem, simulator: Simulator, *, seed: int) -> dict[str, MethodResult]:
+    """The row of a short search without gangs, on a host of this machine that has some: other searches may all end on
+    gangs, where only a simulation is in their favour."""
+    plain = None if problem.host.is_simulated else without_gangs(problem)
+    if plain is None:
+        return {}
+    return {NO_GANG: place_quickly(plain, simulator, SEARCH, COMPARED_EVALUATIONS, seed=seed)}
+
+
 def compile_kernels(problem: Problem, simulator: Simulator) -> None:
     """Runs a short search: kernels are compiled, or read from disk, before the clock of any method starts."""
     with contextlib.suppress(Exception):  # its own row will say so
-        find(problem, WARM_UP, simulator, Budget(WARM_UP_EVALUATIONS))
+        find(problem, SEARCH, simulator, Budget(WARM_UP_EVALUATIONS))
 
 
 def num_rows(methods: tuple[str, ...], host: Host) -> int:
     """The contenders of the final table with these methods: the reference and plain PyTorch with all threads and one
     are among them."""
-    return len({*HEURISTICS, *methods}) + any(device.members for device in host.devices) + 3
+    return len({*HEURISTICS, *methods}) + 2 * any(device.members for device in host.devices) + 3
 
 
 WEIGHTS = ("policy.safetensors", "policy.json")

@@ -35,6 +35,7 @@ from rlplace.training.outputs import (
     num_rows,
     place_on_gang,
     place_quickly,
+    place_without_gangs,
     timeline_of,
 )
 from rlplace.training.searches.search_all import make_evaluator, options_of, search_all
@@ -85,6 +86,7 @@ def find_best(run: TrainingRun, known_hosts: Sequence[LearnedHost]) -> TrainResu
         leader = Leader(run, evaluator, simulator.plan(reference), single_s)
         entries = {name: place_quickly(problem, simulator, name) for name in HEURISTICS if name != methods[0]}
         entries |= place_on_gang(problem, simulator)
+        entries |= place_without_gangs(problem, simulator, seed=asked.seed)
         heuristics_s = starting_s + watch.lap_s()
 
         if asked.total_s is not None:

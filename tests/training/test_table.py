@@ -19,7 +19,14 @@ from rlplace.measure.timing.race import RaceProtocol
 from rlplace.search.task import BestSoFar, Failure
 from rlplace.session.session_records import MethodResult, Race
 from rlplace.training.config import TrainConfig
-from rlplace.training.outputs import fill_table, measure_table, num_rows, place_on_gang, place_quickly
+from rlplace.training.outputs import (
+    fill_table,
+    measure_table,
+    num_rows,
+    place_on_gang,
+    place_quickly,
+    place_without_gangs,
+)
 
 
 def plan(*devices: int) -> Plan:
@@ -201,11 +208,39 @@ def test_a_gang_that_simulates_worse_has_a_row_of_its_own() -> None:
     assert row.plan.devices.tolist() == [2, 2, 2]
     assert place_on_gang(chain_problem(3, 2), Simulator(chain_problem(3, 2))) == {}
     gang, plain = (num_rows(("learned",), each.host) for each in (problem, chain_problem(3, 2)))
-    assert gang == plain + 1
+    assert gang == plain + 2
 
 
-def problem_with_gang() -> Problem:
-    """Three ops of 1 s on each of two cores, and, as it seems, of 2 s on their gang."""
+def test_single_cores_are_searched_beside_a_gang_and_are_the_best_where_they_measure_so() -> None:
+    problem = problem_with_gang(gang_s=0.5)
+    simulator = Simulator(problem)
+    entries = {"portfolio": place_quickly(problem, simulator, "portfolio")}
+    entries |= place_on_gang(problem, simulator) | place_without_gangs(problem, simulator, seed=0)
+    assert entries["portfolio"].plan.devices.tolist() == [2, 2, 2]  # type: ignore[union-attr]
+
+    def measure(plans: list[Plan], _: object) -> list[Measurement]:
+        times_s = [3.0 if 2 in each.devices else 2.0 for each in plans]
+        return [Measurement("ok", step_s, (step_s,) * 9) for step_s in times_s]
+
+    table = fill_table(entries, None, "-", measure)
+    assert table.best == "no-gang"
+    assert set(table.plans["no-gang"].devices.tolist()) <= {0, 1}
+
+
+def test_without_a_gang_or_with_an_op_that_has_to_be_on_it_nothing_more_is_searched() -> None:
+    problem, plain = problem_with_gang(), replace(chain_problem(3, 2), host=core_host(2))
+    pinned, kept = np.ones((3, 3), dtype=bool), np.ones((3, 3), dtype=bool)
+    pinned[1], kept[1] = (False, False, True), (False, True, True)
+    assert place_without_gangs(plain, Simulator(plain), seed=0) == {}
+    tied, free = (replace(problem, allowed=allowed) for allowed in (pinned, kept))
+    assert place_without_gangs(tied, Simulator(tied), seed=0) == {}
+    (row,) = place_without_gangs(free, Simulator(free), seed=0).values()
+    assert row.plan is not None
+    assert row.plan.devices[1] == 1  # what was not allowed is not allowed now
+
+
+def problem_with_gang(gang_s: float = 2.0) -> Problem:
+    """Three ops of 1 s on each of two cores, and, as it seems, of so long on their gang."""
     plain = chain_problem(3, 2)
-    costs = Costs(np.tile([1.0, 1.0, 2.0], (plain.graph.num_ops, 1)), "profiled")
+    costs = Costs(np.tile([1.0, 1.0, gang_s], (plain.graph.num_ops, 1)), "profiled")
     return Problem(plain.graph, core_host(2, has_gang=True), costs, plain.grouping)

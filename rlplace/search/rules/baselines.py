@@ -21,7 +21,7 @@ import subprocess
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +58,15 @@ def best_gang(problem: Problem, timer: StepTimer) -> NDArray[np.int32] | None:
     """As `best_single`, on the gang with the shortest step; None without gangs."""
     gangs = [index for index, device in enumerate(problem.host.devices) if device.members]
     return _best_of(problem, timer, gangs) if gangs else None
+
+
+def without_gangs(problem: Problem) -> Problem | None:
+    """The problem with no op allowed on a gang; None without gangs, or where an op may only be on one."""
+    is_plain = np.array([not device.members for device in problem.host.devices])
+    if is_plain.all() or not problem.group_allowed[:, is_plain].any(axis=1).all():
+        return None
+    shape = problem.costs.op_time_s.shape
+    return replace(problem, allowed=np.broadcast_to(is_plain, shape) & (problem.allowed is None or problem.allowed))
 
 
 def _best_of(problem: Problem, timer: StepTimer, devices: list[int]) -> NDArray[np.int32]:
