@@ -378,12 +378,14 @@ class Prepared:
         asked: by the user.
         evaluations: placements that were simulated to choose.
         start: (N,) int32, the best placement of it found on the way, where a search may go on from; None without one.
+        whole_s: where a split was chosen, the shortest step that was simulated without one, in seconds; else None.
     """
 
     problem: Problem
     asked: CutOptions
     evaluations: int = 0
     start: NDArray[np.int32] | None = field(default=None, repr=False)
+    whole_s: float | None = None
 
     @property
     def cut(self) -> tuple[int, CutOptions]:
@@ -542,7 +544,8 @@ def chosen_problem(
             problem, start = rival, None
     for line in judged(problem.graph):
         say(line)
-    return Prepared(problem, asked, chosen.spent, start)
+    is_split = problem is chosen.problem and chosen.split is not None and math.isfinite(chosen.unsplit_s)
+    return Prepared(problem, asked, chosen.spent, start, chosen.unsplit_s if is_split else None)
 
 
 def candidates(host: Host) -> tuple[int, ...]:

@@ -226,6 +226,7 @@ class Session(Connected):
             tuple(graph.names),
             tuple(graph.modules),
             PlacedSplit.of(graph),
+            prepared.whole_s,
         )
         arrays: dict[str, NDArray[np.generic] | None] = {
             "op_time_s": problem.costs.op_time_s,
@@ -304,7 +305,7 @@ class Session(Connected):
         if "start" in arrays:
             devices = _shaped(arrays, "start", np.int32, (graph.num_ops,), where)
             start = problem.check_placement(devices.astype(np.int64))
-        return Prepared(problem, steps.asked, facts.evaluations, start)
+        return Prepared(problem, steps.asked, facts.evaluations, start, facts.whole_s)
 
     def require_graph(self, graph: OpGraph) -> None:
         """Checks that `graph` is the run's step.

@@ -78,6 +78,8 @@ class ProblemFacts:
     modules: tuple[str, ...]
     split: PlacedSplit | None = None
     """How ops were split into shards; None for whole ones."""
+    whole_s: Seconds | None = None
+    """Where the split was chosen, the shortest step that was simulated without one."""
 
     @property
     def num_ops(self) -> int:

@@ -518,7 +518,9 @@ def keep_outcome(run: TrainingRun, result: TrainResult, found: Mapping[str, Meth
     )
     session.keep_timeline(trace)
     if shown == kind:  # the shares of a simulated step say nothing of a measured one
-        explanation = explain_run(problem, table.plans[table.best], result.timeline, table.rows, table.best)
+        explanation = explain_run(
+            problem, table.plans[table.best], result.timeline, table.rows, table.best, session.facts.whole_s
+        )
         if (learned := session.learned) is not None:
             explanation = replace(explanation, learned=learned.lines)
         session.keep(explanation=json.dumps(jsonable(explanation.to_dict()), allow_nan=False))
@@ -592,7 +594,12 @@ SPLIT_NOTE = "at best: an even split of the batch, ops shrinking with it, a ring
 
 
 def explain_run(
-    problem: Problem, plan: Plan, timeline: Timeline, rows: Sequence[Mapping[str, Any]], method: str
+    problem: Problem,
+    plan: Plan,
+    timeline: Timeline,
+    rows: Sequence[Mapping[str, Any]],
+    method: str,
+    whole_s: float | None = None,
 ) -> Explanation:
     """The parts of the best placement's step time, beside the step time of alternatives.
 
@@ -602,6 +609,7 @@ def explain_run(
         timeline: of a typical step of it.
         rows: of the run's table, `single` and `eager` among them.
         method: the method that found the placement, one of the rows.
+        whole_s: where a split was chosen, the shortest step that was simulated without one.
     """
     from rlplace.measure.explain.explain_step import explain  # its kernels are compiled when they are first needed
 
@@ -609,6 +617,10 @@ def explain_run(
     by_name = {str(row["method"]): row for row in rows}
     one_device = _of_row("one device", by_name.get("single"), kind)
     row = by_name.get(method, {})
+    whole = []
+    if whole_s is not None:
+        step_s = _measured_over_simulated(problem, one_device) * whole_s
+        whole = [Alternative("whole ops", step_s, "simulated", "the best step without a split, when it was chosen")]
     return explain(
         problem,
         plan,
@@ -619,9 +631,19 @@ def explain_run(
         alternatives=[
             one_device,
             data_parallel(problem, one_device),
+            *whole,
             _of_row("eager", by_name.get("eager"), kind),
         ],
     )
+
+
+def _measured_over_simulated(problem: Problem, one_device: Alternative) -> float:
+    """What simulated times are multiplied by beside measured ones: the ratio on one device; 1 if none is measured."""
+    if one_device.kind != "measured" or one_device.step_time_s is None:
+        return 1.0
+    simulator = Simulator(problem)
+    single_s = float(simulator.step_times(best_single(problem, simulator)[None])[0])
+    return one_device.step_time_s / single_s if 0 < single_s < math.inf else 1.0
 
 
 def data_parallel(problem: Problem, one_device: Alternative) -> Alternative:
@@ -631,10 +653,7 @@ def data_parallel(problem: Problem, one_device: Alternative) -> Alternative:
         problem: of the run.
         one_device: where it was measured, simulated and estimated times are scaled by measured over simulated.
     """
-    simulator, ratio = Simulator(problem), 1.0
-    if one_device.kind == "measured" and one_device.step_time_s is not None:
-        single_s = float(simulator.step_times(best_single(problem, simulator)[None])[0])
-        ratio = one_device.step_time_s / single_s if 0 < single_s < math.inf else 1.0
+    simulator, ratio = Simulator(problem), _measured_over_simulated(problem, one_device)
     if problem.graph.num_micro_batches > 1:
         kind: Literal["simulated", "estimated"] = "simulated"
         step_s = ratio * find(problem, "data-parallel", simulator).step_time_s

@@ -109,7 +109,7 @@ def test_all_of_it_comes_back(run: RunFolder) -> None:
     with Session.open(run) as session:
         assert (session.known_hosts, session.table, session.has_ended) == (None, None, False)
         session.keep(request=request, config=TrainConfig(seed=3), table=table)
-        session.keep_problem(Prepared(PROBLEM, WHOLE, 7, np.array([0, 1, 0, 1, 0], dtype=np.int32)))
+        session.keep_problem(Prepared(PROBLEM, WHOLE, 7, np.array([0, 1, 0, 1, 0], dtype=np.int32), 0.75))
         session.keep_known_hosts((learned,))
         session.keep_calibration(Known(PROBLEM, [FIRST, SECOND, FIRST], [OK, BAD, OK]))
         session.keep_result("learned", RESULT)
@@ -121,6 +121,7 @@ def test_all_of_it_comes_back(run: RunFolder) -> None:
     found = again(run)
     assert (found.request, found.fact("config", TrainConfig)) == (request, TrainConfig(seed=3))
     assert (found.facts.num_ops, found.facts.evaluations, found.host) == (5, 7, PROBLEM.host)
+    assert found.facts.whole_s == 0.75
     assert (found.costs.op_time_s == PROBLEM.costs.op_time_s).all()
     assert found.known_hosts == (learned,)
     known = found.calibration(PROBLEM)

@@ -51,6 +51,20 @@ def test_the_table_says_what_else_it_would_cost(tmp_path: Path) -> None:
     assert read_explanation(tmp_path / "run") == found
 
 
+def test_what_a_split_saved_stands_beside_the_other_alternatives() -> None:
+    problem = problem_of()
+    simulator = Simulator(problem, threads=1)
+    plan = simulator.plan(np.array([0, 0, 1, 0], dtype=np.int32))
+    timeline = simulator.timeline(plan)
+    _, _, whole, _ = explain_run(problem, plan, timeline, ROWS, "learned", 3.25).alternatives
+    assert (whole.name, whole.step_time_s, whole.kind) == ("whole ops", 3.25, "simulated")
+    # one device is simulated to take 4 s and measured to take 6: other simulated times are 1.5 times as long as well
+    rows = [{"method": "single", "status": "ok", "step_time_s": 6.0}]
+    timeline = replace(timeline, source="measured")
+    _, _, whole, _ = explain_run(problem, plan, timeline, rows, "learned", 3.25).alternatives
+    assert (whole.step_time_s, whole.kind) == (pytest.approx(4.875), "simulated")
+
+
 def test_rows_that_failed_or_are_not_there_say_why() -> None:
     problem = problem_of()
     simulator = Simulator(problem, threads=1)

@@ -93,6 +93,7 @@ class Chosen:
         step_time_s: its step time; infinite where none fits.
         split: which ops are split into shards; None where it was not to be chosen, or none is best.
         unsplit: the best problem without a split.
+        unsplit_s: its step time; infinite where none was found.
     """
 
     num_micro_batches: int
@@ -103,6 +104,7 @@ class Chosen:
     step_time_s: float
     split: SplitPlan | None = None
     unsplit: Problem | None = field(default=None, repr=False)
+    unsplit_s: float = math.inf
 
 
 @dataclass(eq=False)
@@ -191,8 +193,9 @@ def choose(
     if split is not None:
         best = _with_split(race, best, list(problems), split, SPLIT_SHARE * evaluations, by_size=by_size)
     race.say(f"chosen: {_words(best)}, {_milliseconds(best.step_s)} ({race.spent:,} evaluations in all)")
+    whole = min(racing, key=lambda one: one.key)
     key = best.count, best.problem.op_order, best.problem
-    return Chosen(*key, race.spent, best.devices, best.step_s, best.split, min(racing, key=lambda one: one.key).problem)
+    return Chosen(*key, race.spent, best.devices, best.step_s, best.split, whole.problem, whole.step_s)
 
 
 def _with_split(

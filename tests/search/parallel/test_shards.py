@@ -24,6 +24,7 @@ from rlplace.search.parallel.choose_micro_batches import (
     CLASSES,
     DUEL,
     SHARE,
+    SPLIT_GAIN,
     SPLIT_SHARE,
     SPLITS,
     choose,
@@ -243,6 +244,9 @@ def test_a_split_that_pays_is_chosen() -> None:
     assert Simulator(chosen.problem).step_times(chosen.devices[None])[0] == chosen.step_time_s
     assert chosen.spent <= (SHARE + SPLIT_SHARE) * 2000 + 100
     assert "shards" in heard[-1]
+    whole = problems[1]()
+    together = np.zeros((1, whole.graph.num_ops), dtype=np.int32)
+    assert chosen.step_time_s / SPLIT_GAIN <= chosen.unsplit_s <= Simulator(whole).step_times(together)[0]
 
 
 def test_a_split_that_does_not_pay_costs_nothing_but_evaluations() -> None:
@@ -251,7 +255,7 @@ def test_a_split_that_does_not_pay_costs_nothing_but_evaluations() -> None:
     other = choose(problems | {2: lambda: whole_or_split(2, gain=1.0)}, evaluations=2000, split=split)
     assert other.split is None
     assert (other.num_micro_batches, other.op_order) == (whole.num_micro_batches, whole.op_order)
-    assert other.step_time_s == whole.step_time_s
+    assert other.step_time_s == other.unsplit_s == whole.step_time_s
     assert whole.devices is not None
     assert np.array_equal(other.devices, whole.devices)
 
