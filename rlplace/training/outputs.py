@@ -518,9 +518,8 @@ def keep_outcome(run: TrainingRun, result: TrainResult, found: Mapping[str, Meth
     )
     session.keep_timeline(trace)
     if shown == kind:  # the shares of a simulated step say nothing of a measured one
-        explanation = explain_run(
-            problem, table.plans[table.best], result.timeline, table.rows, table.best, session.facts.whole_s
-        )
+        plan, whole_s = table.plans[table.best], session.facts.whole_s if session.has("problem") else None
+        explanation = explain_run(problem, plan, result.timeline, table.rows, table.best, whole_s)
         if (learned := session.learned) is not None:
             explanation = replace(explanation, learned=learned.lines)
         session.keep(explanation=json.dumps(jsonable(explanation.to_dict()), allow_nan=False))
