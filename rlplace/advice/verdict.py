@@ -211,7 +211,8 @@ def _split_of_ops(f: Figures, choice: Choice, words: Words) -> str:
         return f"{step}: {f.sharded}{cut}{than.replace('%', ' %') if 0.0 < ratio < math.inf else ''}"
     if f.is_split_tried:
         is_even = best_s < HEADROOM * (f.work_s or 0.0)
-        return "none can be much shorter: work is spread evenly" if is_even else "none that was tried is shorter"
+        none = "none of those that were tried in time is chosen"
+        return "none can be much shorter: work is spread evenly" if is_even else none
     best_s, is_next = min(best_s, f.now_s), choice == "cut-batch" and f.counts == (1,)
     least_s = max(f.work_s or 0.0, f.bound_s if f.bound == "dispatcher" else 0.0)  # shards have more launches
     if f.work_s is None or is_next or best_s < HEADROOM * least_s:

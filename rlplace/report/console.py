@@ -415,6 +415,8 @@ def advice_panel(told: Mapping[str, Any], verdict: str) -> Group:
     figures = told["figures"]
     single_s, placed_s = figures["single_s"], figures["placed_s"]
     is_slower = single_s is not None and placed_s is not None and single_s < placed_s
+    kind = "searched" if is_slower else "best"  # it may have measured slower than one device
+    of_whole = " of whole ops" if figures["is_split_tried"] or figures["sharded"] else ""
     held = f"{format_bytes(figures['single_bytes'])} of {format_bytes(figures['single_capacity_bytes'])}"
     cut = (f"{figures['cut_count']} micro-batches", _time(figures["cut_s"], "not faster, or does not fit"))
     split = ("even split", f"{_time(figures['split_s'], '')} at best (estimated)")
@@ -422,10 +424,7 @@ def advice_panel(told: Mapping[str, Any], verdict: str) -> Group:
         ("expected step", _expected(told)),
         ("eager PyTorch", _time(figures["eager_s"], figures["eager_why"])),
         ("one device", f"{_time(single_s, 'does not fit')} on {figures['single_device']}, {held}"),
-        (
-            "searched placement" if is_slower else "best placement",  # it may have measured slower than one device
-            _time(placed_s, "none fits, or none was tried"),
-        ),
+        (f"{kind} placement{of_whole}", _time(placed_s, "none fits, or none was tried")),
         *([cut] if max(figures["counts"]) > 1 else []),
         *([split] if figures["split_s"] is not None else []),
         *([("split of ops", told["split_of_ops"])] if told["split_of_ops"] else []),

@@ -142,7 +142,7 @@ def test_a_split_that_is_hardly_shorter_is_told_but_not_recommended() -> None:
     slow = decide(replace(hardly, sharded_s=None), ASKED)
     assert slow.split_of_ops == "not faster, or does not fit: mlp in 2 shards"
     tried = replace(SIMULATED, is_split_tried=True, work_s=0.3)
-    assert "none that was tried is shorter" in decide(tried, ASKED).split_of_ops
+    assert "none of those that were tried in time is chosen" in decide(tried, ASKED).split_of_ops
     assert "evenly" in decide(replace(tried, work_s=0.59), ASKED).split_of_ops
 
 
