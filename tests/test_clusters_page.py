@@ -136,7 +136,11 @@ def terminal() -> Iterator[Terminal]:
         finally:
             for node in reversed(nodes):
                 node.send_signal(signal.SIGINT)
-                node.wait(timeout=60)
+                try:
+                    node.wait(timeout=60)
+                except subprocess.TimeoutExpired:  # Ray itself hangs now and then where the machine is busy
+                    os.killpg(node.pid, signal.SIGKILL)
+                    node.wait()
             assert ended(name), processes_of(name)
 
 
