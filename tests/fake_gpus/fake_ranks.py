@@ -158,7 +158,10 @@ def fake_ranks(machine: Machine, setting: Setting) -> Iterator[RankCrew]:
             wires=lambda rank: distributed.connect(setting.host, rank, None),  # type: ignore[arg-type]
         ) as crew:
             crews.append(crew)
-            yield crew
+            try:
+                yield crew
+            finally:
+                crews.clear()  # groups, which the crew keeps, would keep it
 
 
 def rank_steps(setting: Setting, crew: RankCrew, *, is_traced: bool = False) -> list[PlacedStep]:

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-HEAP_BYTES = 1 << 40
-"""Of address space. Pages that nobody writes to take no memory."""
+HEAP_BYTES = 4 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+"""Of address space, of which a process has 128 TiB: four times the machine's memory, since sizes are rounded up, and
+pages that nobody writes to take none."""
 _LEAST_BYTES = 64
 
 
