@@ -30,6 +30,8 @@ SOFT_LINKS = (2.0, 2.0, 4.0, 4.0, 8.0, 8.0)
 """Sharpness of the maximum over a route's links in the first descents."""
 LEAST_DEVIATION = 1e-7
 """Of a log ratio: a figure that is said to be exact is no more exact than that."""
+NEAR = 0.1
+"""Plans that take at most e to this times the fastest measured one are near it."""
 RESTART = 0.5
 """Deviations of the prior, about, by which a descent begins elsewhere than the best so far ended."""
 
@@ -192,6 +194,30 @@ class HostModel:
         z, _ = self._settle(start, pull, is_draw=True)
         self._rows, self._plan_of = known
         return self.scales.apply(self.scales.at(z))
+
+    def expected_s(self, known: Posterior) -> dict[str, float]:
+        """Step times of the measured plans, by fingerprint, as a fit and the measurements together say.
+
+        A plan takes what the fit says, times what no factors explain. How much that differs is seen from the plans near
+        the fastest, beyond the noise of measurements; a measurement counts as much as it is surer than the fit (a
+        random-effects model; DerSimonian and Laird 1986, Controlled Clinical Trials 7(3)).
+
+        Args:
+            known: the fit.
+        """
+        if not self._plans:
+            return {}
+        fitted = np.log(step_times_s(known.problem, self._checker.check_plans(self._plans)))
+        fits = np.isfinite(fitted)
+        missed, variance = self._target - np.where(fits, fitted, self._target), self._noise**2
+        is_near = fits & (self._target <= self._target.min() + NEAR)
+        unexplained = max(float(np.mean(missed[is_near] ** 2 - variance[is_near])), 0.0) if is_near.any() else 0.0
+        weight = unexplained / np.maximum(unexplained + variance, LEAST_DEVIATION**2)
+        log_s = np.where(fits, self._target - (1.0 - weight) * missed, self._target)
+        by_plan: dict[str, list[float]] = {}
+        for plan, each in zip(self._plans, log_s.tolist(), strict=True):
+            by_plan.setdefault(plan.fingerprint, []).append(each)
+        return {name: math.exp(float(np.mean(each))) for name, each in by_plan.items()}
 
     def held_out_errors(self, folds: int = 3) -> tuple[float, float]:
         """Mean |log ratio| of predicted and measured step times, of the prior and of fits that have not seen the plans.

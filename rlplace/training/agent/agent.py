@@ -45,6 +45,8 @@ FREE = 10.0
 """By how much deviations grow where the prior is not to count."""
 PATIENCE = 2
 """Batches in a row that must be expected to gain too little before measuring ends: one search may have had bad luck."""
+LAST = 2
+"""Plans of the last search that are measured, at most."""
 TRIES = 2
 """Searches at most for each plan that is wanted: on a small problem many of them end where others have ended."""
 
@@ -110,10 +112,16 @@ class Agent:
 
     @property
     def plan(self) -> Plan | None:
-        """The measured plan with the least median step time; None where none ran."""
-        ran = [(float(np.median(times)), plan) for plan, times in self._measured.values()]
-        best_s, plan = min(ran, key=lambda pair: pair[0], default=(math.inf, None))
-        return plan if math.isfinite(best_s) else None
+        """The measured plan with the least median step time; None where none ran.
+
+        With timelines, that with the least step time that is expected (`HostModel.expected_s`): few measurements of
+        each are noisier than what the host model, which all of them have taught, says of it.
+        """
+        step_s = {name: float(np.median(times)) for name, (_, times) in self._measured.items()}
+        if self._is_traced and self._is_better:
+            step_s |= self._model.expected_s(self._posterior)
+        best = min(step_s, key=step_s.__getitem__, default=None)
+        return None if best is None or not math.isfinite(step_s[best]) else self._measured[best][0]
 
     @property
     def _best_s(self) -> float:
@@ -195,6 +203,30 @@ class Agent:
         if best:
             self._gains.append(expected_gain(log_s[:, chosen], log_s[:, -1]))
         return [] if self.is_done else [candidates[place] for place in chosen]
+
+    def last(self, count: int, budget: Budget) -> list[Plan]:
+        """At most `count` plans that one more search finds, expected to be faster than the best so far.
+
+        The host is known by then, but searches that begin at the best known placements may miss better ones far from
+        these.
+
+        Args:
+            count: how many are wanted.
+            budget: evaluations or seconds of the search.
+        """
+        best = self.plan
+        if best is None or not self._has_choice:
+            return []
+        mean = Simulator(self.posterior.problem, threads=1)
+        plans = [best, *map(mean.plan, self._proposer.last(mean, budget, best.devices))]
+        times_s = [outcome.step_time_s for outcome in mean.retime_batch(mean.check_plans(plans))]
+        taken = self._taken()
+        new = {
+            plan.fingerprint: plan
+            for plan, step_s in zip(plans, times_s, strict=True)
+            if step_s < times_s[0] and plan.fingerprint not in taken
+        }
+        return list(new.values())[:count]
 
     def _hosts(self) -> Iterator[Simulator]:
         """Draws of the posterior without end; with timelines the same few for all of a batch, as they hardly differ."""
@@ -353,7 +385,8 @@ def learn_host(
         guide: suggests starts and moves to its searches.
         knowledge: results of other workloads on this host (`knowledge_of`); none by default.
         is_traced: whether the measurer gives timelines. Then the first of several plans is one that shows every device
-            and link, and the first search gets `config.traced_share` of the budget.
+            and link, and the first search gets `config.traced_share` of the budget; of four plans and more, the last
+            one or two are those of a search from scratch with what is left.
 
     Raises:
         InvalidValue: the budget allows no measurement, or the measurer returned a wrong number of measurements.
@@ -370,12 +403,18 @@ def learn_host(
     agent = Agent(problem, seed=seed, config=config, prior=prior, guide=guide, knowledge=knowledge, is_traced=is_traced)
     begin, is_endless = time.monotonic(), math.isinf(budget.evaluations) and math.isinf(budget.seconds)
     evaluations = config.whole_evaluations(budget.measurements) if is_endless else budget.evaluations
+    kept = min(LAST, budget.measurements // 4) if is_traced else 0
+    last_share = config.last_share if kept else 0.0
     has_searched, granted = False, 0.0
-    while (left := budget.measurements - agent.num_measured) > 0 and time.monotonic() - begin < budget.seconds:
+    while (
+        (left := budget.measurements - kept - agent.num_measured) > 0
+        and time.monotonic() - begin < (1.0 - last_share) * budget.seconds
+        and not agent.is_done
+    ):
         count, share = min(config.batch, left), config.share(agent.num_measured, budget.measurements)
         if is_traced:  # the first ones tell most: every batch is as large as all before it, up to the usual size
             count = min(count, max(agent.num_measured, 1))
-            share = (1.0 - config.traced_share) * share if has_searched else config.traced_share
+            share = (1.0 - last_share) * ((1.0 - config.traced_share) * share if has_searched else config.traced_share)
         plans = agent.survey() if is_traced and not agent.num_measured and left > 1 else []
         if not plans:  # or no drawn placement fits into memory
             each, granted = _scaled(Budget(evaluations, budget.seconds), share), granted + count * evaluations * share
@@ -385,16 +424,28 @@ def learn_host(
             plans, has_searched = agent.propose(count, each), True
         if not plans:
             break
-        outcomes = measurer.measure_plans(plans)
-        refuse_if(
-            len(outcomes) != len(plans),
-            "number of measurements",
-            len(outcomes),
-            f"{len(plans)}, one for each plan",
-            where=type(measurer).__name__,
-        )
-        agent.learn(plans, outcomes)
+        agent.learn(plans, _measured(measurer, plans))
+    rest = evaluations - agent.evaluations, budget.seconds - (time.monotonic() - begin)
+    if kept and min(rest) >= 1 and (plans := agent.last(kept, Budget(*rest))):
+        agent.learn(plans, _measured(measurer, plans))
     return agent
+
+
+def _measured(measurer: PlanMeasurer, plans: Sequence[Plan]) -> Sequence[Measurement]:
+    """What a measurer says of plans.
+
+    Raises:
+        InvalidValue: it returned a wrong number of measurements.
+    """
+    outcomes = measurer.measure_plans(plans)
+    refuse_if(
+        len(outcomes) != len(plans),
+        "number of measurements",
+        len(outcomes),
+        f"{len(plans)}, one for each plan",
+        where=type(measurer).__name__,
+    )
+    return outcomes
 
 
 WITHOUT_HOST = "portfolio"
@@ -476,6 +527,16 @@ def solve(
         scale_s = reference_s(outcome for _, outcome in came) if math.isnan(scale_s) else scale_s
         _learn(agent, came, scale_s)
         task.tell(agent.figures())
+    if agent.is_done and (left := task.measurements_left) > 0:
+        share, before = config.last_share, agent.evaluations
+        seconds = min(task.seconds_left / 2, share * budget.seconds)  # the rest is for measuring
+        rest = min(task.evaluations_left, share * budget.evaluations), seconds
+        plans = agent.last(min(LAST, left), Budget(*rest)) if min(rest) >= 1 else []
+        task.count(agent.evaluations - before)
+        agent.expect(plans)
+        if plans and (came := task.measure_some(plans)):
+            _learn(agent, came, reference_s(outcome for _, outcome in came) if math.isnan(scale_s) else scale_s)
+            task.tell(agent.figures())
     if late := task.measure_some([], is_all=True):
         _learn(agent, late, reference_s(outcome for _, outcome in late) if math.isnan(scale_s) else scale_s)
         task.tell(agent.figures())

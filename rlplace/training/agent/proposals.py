@@ -96,6 +96,23 @@ class Proposer:
         chosen = choose_diverse(np.array(left), times, count - len(found), found)
         return _distinct([*found, *(left[row] for row in chosen)])[:count]
 
+    def last(self, simulator: Simulator, budget: Budget, start: NDArray[np.int32]) -> list[NDArray[np.int32]]:
+        """Placements (N,) that a search from scratch and from `start` finds, the best first.
+
+        Args:
+            simulator: of the problem under the most probable factors.
+            budget: evaluations or seconds.
+            start: (N,) the best placement so far.
+        """
+        winners = Winners(WINNERS)
+        task = Task(simulator.problem, OwnOrder(simulator), budget, seed=self._seed(), observer=winners)
+        METHODS[SEARCH].run(task, start=start, guide=self._guide)
+        self.evaluations += task.evaluations
+        if task.best_devices is None:
+            return []
+        best = self._relabelled(simulator, task.best_devices, task.best_s)[0]
+        return _distinct([best, *(devices for devices, _ in winners.best(WINNERS))])
+
     def spread(self, simulator: Simulator) -> list[NDArray[np.int32]]:
         """At most one placement (N,): of some drawn ones that fit into memory, the one whose step shows most."""
         self.evaluations += DRAWN
