@@ -110,6 +110,32 @@ def test_far_plans_weigh_less_than_those_near_the_fastest() -> None:
     assert abs(math.log(found / times_s[0])) < 0.2 * math.log(2)
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.03, 1.0])
+def test_a_plan_is_expected_to_take_what_a_fit_says_corrected_as_far_as_noise_allows(noise: float) -> None:
+    """The fit is that of nothing: of what it misses, the mean square but for the noise is no noise."""
+    plans, _ = measured(4)
+    said_s, missed = step_times(SCALES.problem, plans), np.array([0.02, 0.04, 0.02, 0.04])
+    times_s = said_s.min() * np.exp(missed)
+    known = Posterior.prior(SCALES)
+    fitted_s = step_times(known.problem, plans)
+    model = HostModel(SCALES)
+    model.add(plans, times_s, [noise] * 4)
+    found = model.expected_s(known)
+    away = np.log(times_s / fitted_s)
+    share = {0.0: 1.0, 0.03: 1 - 0.03**2 / np.mean(away**2), 1.0: 0.0}[noise]
+    assert [found[plan.fingerprint] for plan in plans] == pytest.approx((fitted_s * np.exp(share * away)).tolist())
+
+
+def test_of_a_plan_that_was_measured_again_the_mean_is_expected() -> None:
+    plans, times_s = measured(2)
+    model = HostModel(SCALES)
+    model.add([*plans, plans[0]], [*times_s, 1.21 * times_s[0]], [0.0] * 3)
+    found = model.expected_s(Posterior.prior(SCALES))
+    assert found[plans[0].fingerprint] == pytest.approx(1.1 * times_s[0])
+    assert found[plans[1].fingerprint] == pytest.approx(times_s[1])
+    assert HostModel(SCALES).expected_s(Posterior.prior(SCALES)) == {}
+
+
 def test_what_is_said_to_be_exact_does_not_divide_by_nothing() -> None:
     plans, times_s = measured(3)
     model = HostModel(SCALES, FitConfig(noise=0.0, misfit=0.0, far=0.0, sharpness=1e9))
