@@ -264,10 +264,24 @@ def summary(found: Mapping[str, Mapping[str, list[Line]]]) -> str:
     for name, against in (("`unsplit`", ["unsplit"]), ("the best opponent", opponents)):
         lines.append(f"- {name}: {told(ratios(*against))}; by size: {told(ratios(*against, value='by_size_s'))}.")
         lines.append(f"- {name}, problems of `core-micro`: {told(ratios(*against, is_micro=True))}.")
+    lost = {
+        problem: ratio
+        for problem, ratio in ratios(*opponents).items()
+        if ratio > 1 and any(is_faster(found[problem], method) for method in opponents)
+    }
+    about = ", ".join(f"{problem} ({ratio:.3f})" for problem, ratio in lost.items()) or "none"
+    lines.append(f"- problems where an opponent is faster with both costs: {about}.")
     if choice := list(ratios("unsplit", value="choice_s").values()):
         most = f"largest {max(choice):.2f}, above 2 on {sum(each > 2 for each in choice)} of {len(choice)} problems"
         lines.append(f"- seconds of the choice, over `unsplit`: median {statistics.median(choice):.2f}, {most}.")
     return "\n".join(lines) + "\n"
+
+
+def is_faster(answers: Mapping[str, list[Line]], method: str) -> bool:
+    """Whether a method is faster than `auto`, also where small ops are less efficient."""
+    values = ("step_time_s", "by_size_s")
+    pairs = [(median(answers, method, value), median(answers, "auto", value)) for value in values]
+    return all(theirs is not None and ours is not None and theirs < ours for theirs, ours in pairs)
 
 
 def median(answers: Mapping[str, list[Line]], method: str, value: str = "step_time_s") -> float | None:

@@ -44,6 +44,20 @@ def test_the_summary_compares_medians_with_no_split_and_the_best_opponent(core_s
     assert any("median 3.00, largest 3.00, above 2 on 1 of 1" in line for line in lines)
 
 
+def test_the_summary_names_problems_where_an_opponent_is_faster_with_both_costs(core_split: ModuleType) -> None:
+    """On the other problem each is faster with one of them."""
+    rows = [
+        row("bert/2xK80", "auto", 2.0, by_size_s=3.0),
+        row("bert/2xK80", "pipeline", 1.6, by_size_s=2.9),
+        row("dlrm/2xK80", "auto", 2.0, by_size_s=3.0),
+        row("dlrm/2xK80", "pipeline", 1.6, by_size_s=3.1),
+        row("dlrm/2xK80", "hybrid", 2.1, by_size_s=2.9),
+    ]
+    facts = {"date": "d", "hardware": "h", "versions": {}, "command": "c"}
+    lines = core_split.markdown(rows, facts).splitlines()
+    assert "- problems where an opponent is faster with both costs: bert/2xK80 (1.250)." in lines
+
+
 def test_the_page_says_which_seeds_each_method_has(core_split: ModuleType) -> None:
     told = core_split.coverage(
         [
