@@ -425,7 +425,7 @@ def learn_host(
         if not plans:
             break
         agent.learn(plans, _measured(measurer, plans))
-    rest = evaluations - agent.evaluations, budget.seconds - (time.monotonic() - begin)
+    rest = evaluations - agent.evaluations, budget.seconds - (time.monotonic() - begin)  # a placement, a second or more
     if kept and min(rest) >= 1 and (plans := agent.last(kept, Budget(*rest))):
         agent.learn(plans, _measured(measurer, plans))
     return agent
