@@ -32,19 +32,28 @@ def kind_of(row: dict[str, Any]) -> str:
 
 
 def with_ratios(rows: Rows) -> Rows:
-    """Every method's row with `ratio`, of its step time to the least that any row or search on that truth has.
+    """Every method's row with `ratio`, of its step time to the least that any row or search on that truth has, and with
+    `of_search`, to the least of searches on that truth alone.
 
-    Infinite where the row has none. Where some rows have timelines, those without are named so.
+    Infinite where there is none. Where some rows have timelines, those without are named so.
     """
     is_traced = any(row.get("traced") for row in rows)
     least: dict[tuple[str, str], float] = defaultdict(lambda: math.inf)
+    searched: dict[tuple[str, str], float] = defaultdict(lambda: math.nan)
     for row in rows:
-        case = row["problem"], row["truth"]
-        least[case] = min(least[case], math.inf if row["step_time_s"] is None else row["step_time_s"])
+        case, step_s = (row["problem"], row["truth"]), math.inf if row["step_time_s"] is None else row["step_time_s"]
+        least[case] = min(least[case], step_s)
+        if row["method"] not in ROWS:
+            searched[case] = min(searched.get(case, math.inf), step_s)
+
+    def ratio(row: dict[str, Any], to: dict[tuple[str, str], float]) -> float:
+        found = math.nan if row["step_time_s"] is None else row["step_time_s"] / to[row["problem"], row["truth"]]
+        return found if found > 0 else math.inf
+
     return [
         row
         | {"method": row["method"] + UNTRACED * (is_traced and not row.get("traced"))}
-        | {"ratio": math.inf if (s := row["step_time_s"]) is None else s / least[row["problem"], row["truth"]]}
+        | {"ratio": ratio(row, least), "of_search": ratio(row, searched)}
         for row in rows
         if row["method"] in ROWS
     ]
@@ -114,6 +123,11 @@ def markdown(suite: str, rows: Rows, facts: dict[str, Any]) -> str:
         f"that it names, over the least that any row or {reference} has.\n"
         "Geometric means with 95 % intervals bootstrapped by workload; docs/comparing.md has the definition.\n\n",
         grid("row, over the best known", methods, columns, lambda m, kind, count: mean(of(m, kind, count))),
+        f"\nOver {reference} alone, which rows can be below:\n\n",
+        grid(
+            *("row, over that search", methods, columns),
+            lambda m, kind, count: mean([row | {"ratio": row["of_search"]} for row in of(m, kind, count)]),
+        ),
     ]
     if others:
         text += [

@@ -139,6 +139,7 @@ def test_ratios_are_to_the_least_that_anybody_has(tables: ModuleType) -> None:
     ]
     told = tables.with_ratios(rows)
     assert [row["ratio"] for row in told] == [1.5, 1.0, 2.0, float("inf")]
+    assert [row["of_search"] for row in told] == [1.2, 0.8, 2.0, float("inf")]
 
 
 def test_rows_without_timelines_beside_others_are_named_so(tables: ModuleType) -> None:
