@@ -39,16 +39,16 @@ def with_ratios(rows: Rows) -> Rows:
     """
     is_traced = any(row.get("traced") for row in rows)
     least: dict[tuple[str, str], float] = defaultdict(lambda: math.inf)
-    searched: dict[tuple[str, str], float] = defaultdict(lambda: math.nan)
+    searched: dict[tuple[str, str], float] = defaultdict(lambda: math.inf)
     for row in rows:
         case, step_s = (row["problem"], row["truth"]), math.inf if row["step_time_s"] is None else row["step_time_s"]
         least[case] = min(least[case], step_s)
         if row["method"] not in ROWS:
-            searched[case] = min(searched.get(case, math.inf), step_s)
+            searched[case] = min(searched[case], step_s)
 
     def ratio(row: dict[str, Any], to: dict[tuple[str, str], float]) -> float:
-        found = math.nan if row["step_time_s"] is None else row["step_time_s"] / to[row["problem"], row["truth"]]
-        return found if found > 0 else math.inf
+        best_s = to[row["problem"], row["truth"]]
+        return math.inf if row["step_time_s"] is None or math.isinf(best_s) else row["step_time_s"] / best_s
 
     return [
         row

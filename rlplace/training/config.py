@@ -70,8 +70,7 @@ class AgentConfig:
     """Share of all simulated placements but those of the last search for the search that follows the first traced
     step."""
     last_share: Annotated[Share, Field(lt=1)] = 0.4
-    """With traced steps: share of all simulated placements, at least, for one last search from scratch, when the host
-    is known."""
+    """With traced steps: share of all simulated placements, at least, for one last search, when the host is known."""
     least_gain: Share = 0.002
     """With traced steps, measuring ends if the best of a batch is expected to be less than this share faster than the
     best measured plan: what a batch of 7 seconds must give to a training of an hour. With 0, measuring never ends

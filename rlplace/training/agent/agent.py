@@ -207,8 +207,7 @@ class Agent:
     def last(self, count: int, budget: Budget) -> list[Plan]:
         """At most `count` plans that one more search finds, expected to be faster than the best so far.
 
-        The host is known by then, but searches that begin at the best known placements may miss better ones far from
-        these.
+        The host is known by then, and one long search on it finds more than the short ones of the batches.
 
         Args:
             count: how many are wanted.
@@ -386,7 +385,7 @@ def learn_host(
         knowledge: results of other workloads on this host (`knowledge_of`); none by default.
         is_traced: whether the measurer gives timelines. Then the first of several plans is one that shows every device
             and link, and the first search gets `config.traced_share` of the budget; of four plans and more, the last
-            one or two are those of a search from scratch with what is left.
+            one or two are those of one long search with what is left.
 
     Raises:
         InvalidValue: the budget allows no measurement, or the measurer returned a wrong number of measurements.

@@ -79,14 +79,9 @@ class Proposer:
             budget: evaluations or seconds.
             has_probes: whether nothing is known of how fast each kind of device is.
         """
-        winners = Winners(WINNERS)
-        task = Task(simulator.problem, OwnOrder(simulator), budget, seed=self._seed(), observer=winners)
-        METHODS[SEARCH].run(task, start=self._begin, guide=self._guide)
-        self.evaluations += task.evaluations
-        if task.best_devices is None:
+        best, ranked = self._searched(simulator, budget, self._begin)
+        if best is None:
             return []
-        best = self._relabelled(simulator, task.best_devices, task.best_s)[0]
-        ranked = winners.best(WINNERS)
         left = [devices for devices, _ in ranked]
         self.remember([*left, best])
         found = [best, *(self._probes(simulator, best) if has_probes else [])][:count]
@@ -97,21 +92,27 @@ class Proposer:
         return _distinct([*found, *(left[row] for row in chosen)])[:count]
 
     def last(self, simulator: Simulator, budget: Budget, start: NDArray[np.int32]) -> list[NDArray[np.int32]]:
-        """Placements (N,) that a search from scratch and from `start` finds, the best first.
+        """Placements (N,) that one long search finds, the best first.
 
         Args:
             simulator: of the problem under the most probable factors.
             budget: evaluations or seconds.
-            start: (N,) the best placement so far.
+            start: (N,) the best placement so far, from which it goes on unless its own starts are better.
         """
+        best, ranked = self._searched(simulator, budget, start)
+        return [] if best is None else _distinct([best, *(devices for devices, _ in ranked)])
+
+    def _searched(
+        self, simulator: Simulator, budget: Budget, start: NDArray[np.int32] | None
+    ) -> tuple[NDArray[np.int32] | None, list[tuple[NDArray[np.int32], float]]]:
+        """The best placement (N,) of a search with starts of its own, and the best ones with their step times."""
         winners = Winners(WINNERS)
         task = Task(simulator.problem, OwnOrder(simulator), budget, seed=self._seed(), observer=winners)
         METHODS[SEARCH].run(task, start=start, guide=self._guide)
         self.evaluations += task.evaluations
         if task.best_devices is None:
-            return []
-        best = self._relabelled(simulator, task.best_devices, task.best_s)[0]
-        return _distinct([best, *(devices for devices, _ in winners.best(WINNERS))])
+            return None, []
+        return self._relabelled(simulator, task.best_devices, task.best_s)[0], winners.best(WINNERS)
 
     def spread(self, simulator: Simulator) -> list[NDArray[np.int32]]:
         """At most one placement (N,): of some drawn ones that fit into memory, the one whose step shows most."""
