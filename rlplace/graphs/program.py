@@ -414,6 +414,7 @@ class Origin:
         micro: how the step is cut along its batch; None for one that is not.
         frozen: attributes that the step may change as Python does; placed steps leave them as they are.
         split: which ops are split into shards; None for a step whose ops are whole.
+        is_checked: whether the step, and that of other shapes, is compared with plain PyTorch.
     """
 
     model: torch.nn.Module
@@ -425,6 +426,7 @@ class Origin:
     micro: MicroBatches | None = None
     frozen: tuple[str, ...] = ()
     split: SplitPlan | None = None
+    is_checked: bool = True
 
     @property
     def target_names(self) -> tuple[str, ...]:

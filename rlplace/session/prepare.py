@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 from rlplace import __version__
 from rlplace.errors import CaptureError, InvalidValue, RunnerError, UserError, refuse_if
 from rlplace.graphs import Constraints, OpGraph, capture
-from rlplace.graphs.capturing.capture import as_call
+from rlplace.graphs.capturing.capture import as_call, checked
 from rlplace.graphs.capturing.refusals import has_values
 from rlplace.graphs.capturing.trace import kept_traces
 from rlplace.graphs.micro_batching.loss_verdict import judge_loss, unchecked
@@ -329,7 +329,20 @@ def _judge(workload: Workload, count: int, dims: BatchDims | None, asked: str, w
     args, kwargs = as_call(workload.inputs)
     given = (workload.model, args, kwargs, workload.loss_fn, workload.targets)
     slicing = plan_slices(*given, count, dims)
-    return unchecked(workload.model, workload.loss_fn, asked, why) if why else judge_loss(*given, slicing, asked=asked)
+    if why:
+        return unchecked(workload.model, workload.loss_fn, asked, why)
+    verdict = judge_loss(*given, slicing, asked=asked)
+    if verdict.is_checked:  # and the whole step of the twin is compared with plain PyTorch
+        capture(
+            workload.model,
+            workload.inputs,
+            workload.loss_fn,
+            targets=workload.targets,
+            micro_batches=count,
+            batch_dims=dims,
+            loss=verdict,
+        )
+    return verdict
 
 
 def _tensors(workload: Workload) -> list[torch.Tensor]:
@@ -525,6 +538,8 @@ def chosen_problem(
         except CaptureError:
             if asked.loss != "auto":
                 raise
+    if asked.count != "auto":
+        kept(counts[0])  # compared with plain PyTorch; what is tried below is not
     with kept_traces():
         chosen = choose(
             {count: partial(kept, count) for count in counts},
@@ -542,6 +557,8 @@ def chosen_problem(
             is_faster = is_cut_faster(problem, chosen.devices, rival, seed=seed, say=say, isolated=isolated)
         if not is_faster:
             problem, start = rival, None
+    if problem.graph.program is not None:
+        checked(problem.graph)
     for line in judged(problem.graph):
         say(line)
     is_split = problem is chosen.problem and chosen.split is not None and math.isfinite(chosen.unsplit_s)

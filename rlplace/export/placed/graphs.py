@@ -27,9 +27,9 @@ from rlplace.errors import CaptureError, InvalidValue, RunnerError
 from rlplace.export.placed.model_state import PlacedState
 from rlplace.export.placed.step_arguments import HeldConstants, Index, InputCutter
 from rlplace.graphs import OpGraph, capture
-from rlplace.graphs.capturing.capture import capture_step
+from rlplace.graphs.capturing.capture import capture_step, checked
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.program import Origin, Update
+from rlplace.graphs.program import Update
 from rlplace.measure import Host, Placement, Plan
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import PlacedStep
@@ -168,10 +168,8 @@ def captured_again(graph: OpGraph, call: Call, flags: Flags) -> OpGraph:
     origin, (args, kwargs, targets) = program.origin, call
     with flags.on(origin.model), as_cast(origin.model, origin.autocast):
         if origin.micro is None:
-            again = Origin(
-                origin.model, args, kwargs, origin.loss_fn, targets, frozen=origin.frozen, split=origin.split
-            )
-            return capture_step(again, program.optimizer)
+            again = replace(origin, args=args, kwargs=kwargs, targets=targets, autocast=None)
+            return checked(capture_step(again, program.optimizer))
         slicing = origin.micro.slicing
         tensors = [leaf for leaf in pytree.tree_leaves(call) if isinstance(leaf, torch.Tensor)]
         lengths = (tensor.shape[dim] for tensor, dim in zip(tensors, slicing.dims, strict=True) if dim is not None)
@@ -186,6 +184,7 @@ def captured_again(graph: OpGraph, call: Call, flags: Flags) -> OpGraph:
             loss=origin.micro.verdict,
             frozen=origin.frozen,
             split=origin.split,
+            check=origin.is_checked,
         )
 
 
@@ -202,13 +201,13 @@ def captured_evaluation(graph: OpGraph, call: Call) -> OpGraph:
     origin, (args, kwargs, _) = require_program(graph).origin, call
     now = Flags.of(model := origin.model)
     with replace(now, modes=dict.fromkeys(now.modes, False)).on(model), as_cast(model, origin.autocast):
-        evaluated = Origin(model, args, kwargs, None, frozen=origin.frozen, split=origin.split)
+        evaluated = replace(origin, args=args, kwargs=kwargs, loss_fn=None, targets=(), autocast=None, micro=None)
         try:
-            return capture_step(evaluated, None)
+            return checked(capture_step(evaluated, None))
         except CaptureError:
             if origin.split is None:
                 raise
-        return capture_step(replace(evaluated, split=None), None)  # nothing of it can be split in evaluation
+        return checked(capture_step(replace(evaluated, split=None), None))  # nothing of it can be split in evaluation
 
 
 def as_cast(model: nn.Module, autocast: torch.dtype | None) -> contextlib.AbstractContextManager[object]:

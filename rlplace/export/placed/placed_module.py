@@ -104,6 +104,7 @@ class PlacedForward:
         self._graph, self._plan, self._host, self._seed = graph, plan, host, seed
         origin = require_program(graph).origin
         self._model, self._frozen, self._split = origin.model, origin.frozen, origin.split
+        self._is_checked = origin.is_checked
         self.places: dict[str, torch.device] = {}
         for op, source in require_program(graph).sources.items():
             if source.kind in ("parameter", "buffer"):  # a parameter that is split is whole where its first shard is
@@ -148,6 +149,7 @@ class PlacedForward:
                     differentiated=differentiated,
                     frozen=self._frozen,
                     split=self._split,
+                    check=self._is_checked,
                 )
             plan = carried_plan(self._graph, self._plan, captured.graph, last=backward_ops(captured.graph))
             self.graphs[kind] = ModuleGraph(captured, self._host, plan, self.crew, state, module, seed=self._seed)

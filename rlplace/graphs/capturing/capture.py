@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import gc
 import inspect
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from rlplace.errors import CaptureError, InvalidValue, UnknownName, refuse_if
 from rlplace.graphs.capturing.lower import lower
 from rlplace.graphs.capturing.portable import original_of
 from rlplace.graphs.capturing.refusals import warn_of_hooks
-from rlplace.graphs.capturing.trace import AsModule, LossFn, Trace, trace_once, trace_step
+from rlplace.graphs.capturing.trace import AsModule, LossFn, Trace, are_tried, trace_once, trace_step
 from rlplace.graphs.capturing.untouched import check_frozen
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.micro_batching.cut_step import capture_micro_batches, fake_output
@@ -32,7 +33,10 @@ from rlplace.graphs.micro_batching.slices import BatchDims, plan_slices
 from rlplace.graphs.opgraph import BACKWARD, OpGraph
 from rlplace.graphs.optimizers import resolve_optimizer
 from rlplace.graphs.program import LossByName, LossVerdict, MicroBatches, OptimizerSpec, Origin, SplitPlan, tensors_in
+from rlplace.graphs.self_check import StepDiffers, check_step
 from rlplace.graphs.splitting.rewrite import split_trace
+
+_log = logging.getLogger(__name__)
 
 
 def capture(
@@ -47,6 +51,7 @@ def capture(
     loss: str | LossVerdict = "auto",
     frozen: Sequence[str] = (),
     split: SplitPlan | None = None,
+    check: bool = True,
 ) -> OpGraph:
     """The ATen-level graph of one step of `model`, with its executable `program`.
 
@@ -54,7 +59,10 @@ def capture(
     optimizer, the step also updates the parameters in place. Without a loss it is inference: only the forward, under
     `no_grad`.
 
-    The model is traced with fake tensors: nothing is computed, and its parameters and buffers stay as they are.
+    The model is traced with fake tensors. Then one step of it runs, and is compared with one step of plain PyTorch:
+    loss, outputs, which parameters have a gradient, all gradients, and buffers. What differs is refused. Parameters,
+    gradients, buffers, attributes and random states stay as they are. Models without values (fake tensors), of more
+    than 2^28 parameters, or too large for the free memory are not compared, and a log message says so.
 
     Under `torch.autocast` for the device of the model's tensors, its casts are part of the step.
 
@@ -81,10 +89,11 @@ def capture(
             not change them. Other attributes that change from step to step are refused.
         split: which ops are split into shards, each an op of its own (tensor parallelism); None splits none. Such a
             graph is placed as any other is.
+        check: whether the step is compared with plain PyTorch, here and for each new shape that the placed step meets.
 
     Raises:
         CaptureError: the model cannot be captured (control flow that depends on data, a tensor from outside, Python
-            state that changes from step to step).
+            state that changes from step to step), or the captured step is not that of plain PyTorch.
         InvalidValue: a model, inputs, loss, optimizer or targets of another type; an optimizer or targets without a
             loss; a loss that takes another number of targets; micro-batches that the batch cannot be cut into, or that
             do not give the loss of the whole batch.
@@ -132,8 +141,43 @@ def capture(
             whole = (model, args, kwargs, loss_fn, wanted)
             slicing = plan_slices(*whole, micro_batches, batch_dims)
             micro = MicroBatches(slicing, judge_loss(*whole, slicing, asked=loss) if isinstance(loss, str) else loss)
-        origin = Origin(model, args, kwargs, loss_fn, wanted, micro=micro, frozen=_names(frozen), split=split)
-        return capture_step(origin, spec)
+        origin = Origin(
+            model, args, kwargs, loss_fn, wanted, micro=micro, frozen=_names(frozen), split=split, is_checked=check
+        )
+        graph = capture_step(origin, spec)
+        if are_tried():
+            return graph
+        try:
+            return checked(graph)
+        except StepDiffers as problem:
+            if micro is None or loss != "auto" or micro.verdict.kind != "separate":
+                raise
+            return _joined(origin, spec, problem)
+
+
+def _joined(origin: Origin, optimizer: OptimizerSpec | None, problem: StepDiffers) -> OpGraph:
+    """The step with one loss of all slices, as those of each are not the loss of the batch; else the problem stays."""
+    assert origin.micro is not None
+    why = "the outputs of the micro-batches are joined for one loss, that of the batch: those of slices differ from it"
+    verdict = dataclasses.replace(origin.micro.verdict, kind="joined", weights="mean", why=why)
+    micro = dataclasses.replace(origin.micro, verdict=verdict)
+    with contextlib.suppress(CaptureError):
+        return checked(capture_step(dataclasses.replace(origin, micro=micro), optimizer))
+    raise problem
+
+
+def checked(graph: OpGraph) -> OpGraph:
+    """The same graph, once it has been compared with plain PyTorch.
+
+    Raises:
+        StepDiffers: it is another step.
+    """
+    origin = require_program(graph).origin
+    problem = check_step(graph) if origin.is_checked else "check=False"
+    if problem:
+        level = logging.INFO if not origin.is_checked or "fake" in problem else logging.WARNING
+        _log.log(level, "the captured step was not compared with plain PyTorch: %s", problem)
+    return graph
 
 
 def capture_step(origin: Origin, optimizer: OptimizerSpec | None) -> OpGraph:
@@ -345,6 +389,7 @@ def capture_module(
     differentiated: tuple[int, ...] = (),
     frozen: tuple[str, ...] = (),
     split: SplitPlan | None = None,
+    check: bool = True,
 ) -> CapturedModule:
     """A forward and its backward; where no output has a gradient, the forward alone.
 
@@ -356,6 +401,7 @@ def capture_module(
         differentiated: positions among the input tensors of those whose gradients are wanted.
         frozen: attributes that `forward` may change as Python does.
         split: which ops are split into shards, as far as they can be without the loss.
+        check: whether it is compared with plain PyTorch, for any gradients of its outputs.
 
     Raises:
         CaptureError: the model cannot be captured, writes to its inputs, or reads in its backward a tensor that its
@@ -371,10 +417,10 @@ def capture_module(
     if split is not None:
         with contextlib.suppress(CaptureError):
             trace = split_trace(trace, split)
-    origin = Origin(model, args, kwargs, None, given, autocast=trace.autocast)
+    origin = Origin(model, args, kwargs, None, given, autocast=trace.autocast, is_checked=check)
     graph = lower(trace, None, origin, is_training=part is not None)
     _check_writes(graph)
-    return CapturedModule(graph, tuple(seeds))
+    return CapturedModule(checked(graph), tuple(seeds))
 
 
 def _check_writes(graph: OpGraph) -> None:

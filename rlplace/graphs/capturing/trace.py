@@ -205,13 +205,18 @@ _kept: ContextVar[dict[Hashable, tuple[nn.Module, Trace]] | None] = ContextVar("
 
 @contextlib.contextmanager
 def kept_traces() -> Iterator[None]:
-    """Inside, steps that are split in several ways are traced once; their models and inputs have to stay as they
-    are."""
+    """Inside, steps are tried: those that are split in several ways are traced once, and none is compared with plain
+    PyTorch. Their models and inputs have to stay as they are."""
     token = _kept.set({})
     try:
         yield
     finally:
         _kept.reset(token)
+
+
+def are_tried() -> bool:
+    """Whether steps are only tried now, inside of `kept_traces`."""
+    return _kept.get() is not None
 
 
 def trace_once(model: nn.Module, about: Hashable, make: Callable[[], Trace]) -> Trace:

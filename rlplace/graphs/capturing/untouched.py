@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrize, stateless
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError, UnknownName
@@ -97,17 +97,16 @@ def untouched(model: nn.Module, loss_fn: Callable[..., Any] | None = None) -> It
         )
 
 
-def call_with(model: nn.Module, state: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The results of `model` with other parameters and buffers, which are its own again afterwards.
+@contextlib.contextmanager
+def swapped(model: nn.Module, state: dict[str, Tensor]) -> Iterator[None]:
+    """While active, `model` has other parameters and buffers; afterwards its own again.
 
     `torch.func.functional_call` does the same, but for modules with two names (`self.b = self.a`): there it takes the
     tensors of the call for those of the module, and leaves them in it.
 
     Args:
-        model: called.
+        model: the module.
         state: every parameter and buffer, by its first dotted name; buffers that `forward` replaces are replaced in it.
-        args: positional arguments.
-        kwargs: keyword arguments.
     """
     first: dict[int, str] = {}  # by id of a tensor, the first of its places
     given = {
@@ -117,9 +116,16 @@ def call_with(model: nn.Module, state: dict[str, Tensor], args: tuple[Any, ...],
         if value is not None and (place := dotted(path, name))
     }
     try:
-        return torch.func.functional_call(model, given, args, kwargs, tie_weights=False)
+        with stateless._reparametrize_module(model, given, tie_weights=False):
+            yield
     finally:
         state.update({name: given[name] for name in state})
+
+
+def call_with(model: nn.Module, state: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The results of `model` with other parameters and buffers (see `swapped`), which are its own again afterwards."""
+    with swapped(model, state):
+        return model(*args, **kwargs)
 
 
 def modules_of_loss(model: nn.Module, loss_fn: Callable[..., Any] | None) -> list[tuple[str, nn.Module]]:

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import copy
 import random
-import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -27,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from rlplace.graphs.capturing.constants import calls_told, memory, owner_of
 from rlplace.graphs.capturing.portable import uncompiled
@@ -36,7 +36,10 @@ from rlplace.graphs.program import Slicing, tensors_in, with_tensors
 
 aten = torch.ops.aten
 
-WIDENED = dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64)
+WIDENED = dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64) | {
+    torch.complex64: torch.complex128
+}
+"""Types of floats, and what they become in float64."""
 
 
 class TimeUp(BaseException):
@@ -60,6 +63,10 @@ class Labels:
     is_weighted: bool
 
 
+Draw = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+"""Makes the result of a random op from the op and its arguments."""
+
+
 class Pinned(TorchDispatchMode):
     """Makes ops of one step comparable with those of another that has more or fewer samples.
 
@@ -67,34 +74,70 @@ class Pinned(TorchDispatchMode):
     normalisation uses its running statistics, mean 0 and variance 1 where it has none, and changes nothing.
 
     Args:
-        is_double: whether floats become float64.
-        deadline: in the time of `time.monotonic`; an op after it raises `TimeUp`.
+        is_double: whether floats become float64, also tensors from outside of the step.
+        most_work: an op that begins after so much work (see `_work`) raises `TimeUp`.
+        draw: makes the results of random ops.
+        statistics: mean and variance that batch normalisation takes; None leaves it as it is.
 
     Attributes:
         labels: one entry for every loss of negative log-likelihood that ran.
         normalises_batch: whether batch normalisation would have used the statistics of the batch.
+        work: of the ops that ran.
     """
 
-    def __init__(self, *, is_double: bool, deadline: float) -> None:
+    def __init__(
+        self,
+        *,
+        is_double: bool,
+        most_work: float = float("inf"),
+        draw: Draw | None = None,
+        statistics: Callable[[dict[str, Any]], tuple[Tensor, Tensor]] | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.labels: list[Labels] = []
-        self.normalises_batch = False
-        self._is_double, self._deadline = is_double, deadline
+        self.normalises_batch, self.work = False, 0.0
+        self._is_double, self._most_work = is_double, most_work
+        self._draw, self._statistics = draw or _drawn, statistics
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if time.monotonic() > self._deadline:
+        if self.work > self._most_work:
             raise TimeUp
-        kwargs = kwargs or {}
-        if self._is_double and func is not aten.view.dtype:
-            args, kwargs = pytree.tree_map_only(torch.dtype, lambda dtype: WIDENED.get(dtype, dtype), (args, kwargs))
-        if func in _NORMS:
-            return self._normalised(_named(func, args, kwargs), func)
-        if func in (aten.native_batch_norm_backward.default, aten.batch_norm_backward.default):
+        args, kwargs = self._widened(func, args, kwargs or {})
+        result = self._called(func, args, kwargs)
+        if self._most_work < float("inf"):
+            self.work += _work(func, args, kwargs, result)
+        if not self._is_double or not isinstance(result, Tensor) or tensors_in((args, kwargs)):
+            return result
+        return result.to(WIDENED.get(result.dtype, result.dtype))  # made without a type: PyTorch's default
+
+    def _widened(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Arguments of an op in float64; the tensors that it writes to stay as they are."""
+        if not self._is_double or func is aten.view.dtype:
+            return args, kwargs
+        args, kwargs = pytree.tree_map_only(torch.dtype, lambda dtype: WIDENED.get(dtype, dtype), (args, kwargs))
+        if all(each.dtype not in WIDENED for each in tensors_in((args, kwargs))):
+            return args, kwargs
+        schema = func._schema.arguments
+        written = {each.name for each in schema if each.alias_info is not None and each.alias_info.is_write}
+
+        def wide(value: Any) -> Any:
+            return pytree.tree_map_only(Tensor, lambda each: each.to(WIDENED.get(each.dtype, each.dtype)), value)
+
+        named = zip(schema, args, strict=False)
+        return (
+            tuple(value if argument.name in written else wide(value) for argument, value in named),
+            {name: value if name in written else wide(value) for name, value in kwargs.items()},
+        )
+
+    def _called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._statistics is not None and func in _NORMS:
+            return self._normalised(_named(func, args, kwargs), func, self._statistics)
+        if self._statistics is not None and func in _NORMS_BACKWARD:
             given = _named(func, args, kwargs)
             if given.get("train", given.get("update")):
-                mean, variance = _statistics(given)
+                mean, variance = self._statistics(given)
                 return aten.native_batch_norm_backward.default(
                     given["grad_out"], given["input"], given.get("weight"), mean, variance, None, None, False,
                     given["eps"], given["output_mask"],
@@ -105,25 +148,39 @@ class Pinned(TorchDispatchMode):
             self.labels.append(
                 Labels(given["ignore_index"], num_ignored, is_mean, is_mean and given.get("weight") is not None)
             )
-        return _drawn(func, args, kwargs) if (torch.Tag.nondeterministic_seeded in func.tags) else func(*args, **kwargs)
+        is_random = torch.Tag.nondeterministic_seeded in func.tags
+        return self._draw(func, args, kwargs) if is_random else func(*args, **kwargs)
 
-    def _normalised(self, given: dict[str, Any], func: Any) -> Any:
+    def _normalised(
+        self, given: dict[str, Any], func: Any, statistics: Callable[[dict[str, Any]], tuple[Tensor, Tensor]]
+    ) -> Any:
         x: Tensor = given["input"]
         if given.get("training", func is aten._batch_norm_with_update.default):
             self.normalises_batch |= x.shape[0] > 1  # instances are normalised as channels of one sample
-        mean, variance = _statistics(given)
+        mean, variance = statistics(given)
         done = aten.native_batch_norm.default(
             x, given.get("weight"), given.get("bias"), mean, variance, False, given["momentum"], given["eps"]
         )
+        if func is aten._native_batch_norm_legit_functional.default:
+            return (*done, given["running_mean"].clone(), given["running_var"].clone())
         return (*done, x.new_empty(0, dtype=torch.uint8)) if len(func._schema.returns) == 4 else done
+
+
+def _work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> float:
+    """What an op takes, in about nanoseconds of one core, whatever else the machine does: a call, elements, FLOPs."""
+    flops = flop_registry.get(func.overloadpacket)
+    count = 0 if flops is None else flops(*args, **kwargs, out_val=result)
+    return 20_000 + 0.5 * sum(each.numel() for each in tensors_in((args, kwargs, result))) + 0.1 * count
 
 
 _NORMS = {
     aten.native_batch_norm.default,
     aten._native_batch_norm_legit.default,
+    aten._native_batch_norm_legit_functional.default,
     aten._native_batch_norm_legit.no_stats,
     aten._batch_norm_with_update.default,
 }
+_NORMS_BACKWARD = (aten.native_batch_norm_backward.default, aten.batch_norm_backward.default)
 _LOSSES = {aten.nll_loss_forward.default, aten.nll_loss2d_forward.default}
 
 
@@ -132,13 +189,16 @@ def _named(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
     return {**dict(zip([argument.name for argument in func._schema.arguments], args, strict=False)), **kwargs}
 
 
-def _statistics(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def running_statistics(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Mean and variance that batch normalisation takes as given."""
-    x: Tensor = given["input"]
     mean, variance = given.get("running_mean"), given.get("running_var")
-    if mean is None or variance is None:
-        return x.new_zeros(x.shape[1]), x.new_ones(x.shape[1])
-    return mean, variance
+    return unit_statistics(given) if mean is None or variance is None else (mean, variance)
+
+
+def unit_statistics(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Mean 0 and variance 1."""
+    x: Tensor = given["input"]
+    return x.new_zeros(x.shape[1]), x.new_ones(x.shape[1])
 
 
 def _drawn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -177,6 +237,18 @@ class Stepped:
         return all(bool(torch.isfinite(value).all()) for value in (self.loss, *self.gradients))
 
 
+@contextmanager
+def random_states_kept(devices: Sequence[int] = ()) -> Iterator[None]:
+    """Afterwards the random states of Python, NumPy, PyTorch and these GPUs are as before."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
 class Trial:
     """A copy of `model`, its inputs and its loss; runs here leave the user's own as they are.
 
@@ -186,7 +258,7 @@ class Trial:
         loss_fn: copied where it is a module or bound to one; None for inference.
         targets: further arguments of the loss.
         is_double: whether floats become float64; else they keep their precision.
-        deadline: in the time of `time.monotonic`; an op after it raises `TimeUp`.
+        most_work: of all runs together; an op after so much raises `TimeUp`.
 
     Attributes:
         model: the copy.
@@ -202,9 +274,9 @@ class Trial:
         targets: Sequence[Tensor],
         *,
         is_double: bool,
-        deadline: float,
+        most_work: float = float("inf"),
     ) -> None:
-        self.is_double, self._deadline = is_double, deadline
+        self.is_double, self._work_left = is_double, most_work
         held = tensors_in([vars(module) for owner in (model, *owner_of(loss_fn)) for module in owner.modules()])
         memo: dict[int, Any] = {id(value): self._copied(value) for value in held}
         with torch.no_grad():
@@ -225,18 +297,17 @@ class Trial:
     @contextmanager
     def rehearsal(self) -> Iterator[Pinned]:
         """While active, ops are pinned, without autocast, in float64 by default; random states stay as they are."""
-        python, numpy, default = random.getstate(), np.random.get_state(), torch.get_default_dtype()
-        plain = torch.autocast("cpu", enabled=False)
-        with torch.random.fork_rng(devices=[]), plain, uncompiled(), torch.enable_grad(), warnings.catch_warnings():
+        default, plain = torch.get_default_dtype(), torch.autocast("cpu", enabled=False)
+        mode = Pinned(is_double=self.is_double, most_work=self._work_left, statistics=running_statistics)
+        with random_states_kept(), plain, uncompiled(), torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a model that sees one sample
             try:
                 torch.set_default_dtype(torch.float64 if self.is_double else default)
-                with Pinned(is_double=self.is_double, deadline=self._deadline) as pinned:
-                    yield pinned
+                with mode:
+                    yield mode
             finally:
                 torch.set_default_dtype(default)
-                random.setstate(python)
-                np.random.set_state(numpy)
+                self._work_left -= mode.work
 
     @property
     def has_loss(self) -> bool:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,6 +49,9 @@ ASKED = ("auto", "separate", "joined", "accumulated")
 MOST_PARAMETERS = 1 << 28
 """Larger models are not copied: in float64, with gradients of both ways, this many take 8 GiB."""
 
+MOST_WORK = 60e9
+"""Of a check: a minute of one idle core."""
+
 _MEANS = {
     "mean": "the losses of the micro-batches, weighted by their samples, make that of the batch",
     "sum": "the losses of the micro-batches add up to that of the batch",
@@ -72,7 +74,7 @@ def judge_loss(
     slicing: Slicing,
     *,
     asked: str = "auto",
-    check_s: float = 60.0,
+    most_work: float = MOST_WORK,
 ) -> LossVerdict:
     """Which loss of micro-batches is that of the batch.
 
@@ -87,7 +89,7 @@ def judge_loss(
         targets: further arguments of the loss.
         slicing: how the batch is cut.
         asked: `auto`, or the kind that is wanted.
-        check_s: seconds that the check may take.
+        most_work: of the check, in about nanoseconds of one idle core: no matter how busy the machine is.
 
     Raises:
         CaptureError: no loss of micro-batches is that of the batch; names the ops that mix samples.
@@ -115,9 +117,9 @@ def judge_loss(
         if (num_parameters := sum(parameter.numel() for parameter in model.parameters())) > MOST_PARAMETERS:
             raise NotComputable(f"its {num_parameters:,} parameters are too many to copy")
         with untouched(model, loss_fn):
-            return _judged(model, (args, kwargs), loss_fn, targets, slicing, asked, time.monotonic() + check_s)
+            return _judged(model, (args, kwargs), loss_fn, targets, slicing, asked, most_work)
     except (TimeUp, NotComputable) as problem:
-        return unchecked(model, loss_fn, asked, str(problem) or f"the check took longer than {check_s:g} s")
+        return unchecked(model, loss_fn, asked, str(problem) or f"the check would take longer than {most_work / 1e9:g} s of an idle core")
 
 
 def unchecked(model: torch.nn.Module, loss_fn: LossFn | None, asked: str, why: str) -> LossVerdict:
@@ -141,9 +143,9 @@ def _judged(
     targets: Sequence[torch.Tensor],
     slicing: Slicing,
     asked: str,
-    deadline: float,
+    most_work: float,
 ) -> LossVerdict:
-    ways = _ways(model, call, loss_fn, targets, slicing, deadline)
+    ways = _ways(model, call, loss_fn, targets, slicing, most_work)
     found = _right(ways, asked, has_loss=loss_fn is not None)
     if isinstance(found, _Wrong) and ways.fails and slicing.sizes[-1] > 1 and ways.slicing.sizes[-1] == 1:
         # a slice of one sample, which a `squeeze` makes none of, is not among those of the step
@@ -220,7 +222,7 @@ def _ways(
     loss_fn: LossFn | None,
     targets: Sequence[torch.Tensor],
     slicing: Slicing,
-    deadline: float,
+    most_work: float,
 ) -> Ways:
     """The step of a few samples in float64.
 
@@ -235,7 +237,7 @@ def _ways(
     problems = []
     for is_whole, is_double in itertools.product((False, True), precisions):
         try:
-            trial = Trial(model, call, loss_fn, targets, is_double=is_double, deadline=deadline)
+            trial = Trial(model, call, loss_fn, targets, is_double=is_double, most_work=most_work)
         except Exception as error:  # of a `deepcopy` of the user's objects
             raise NotComputable(f"the model cannot be copied ({type(error).__name__}: {error})") from error
         try:

@@ -11,7 +11,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -26,8 +26,9 @@ from rlplace.files import cache_folder
 from rlplace.graphs import OpGraph
 from rlplace.graphs.capturing.portable import uncompiled
 from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.micro_batching.slices import run_in_micro_batches
 from rlplace.graphs.optimizers import torch_optimizer
-from rlplace.graphs.program import MicroBatches, loss_of
+from rlplace.graphs.program import loss_of
 from rlplace.measure.execute.device_threads import Worker
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.timing.race import Timer
@@ -265,55 +266,3 @@ class CudaGraphStep:
 
 Other = Timer | EagerRecipe
 """Contenders that may run beside placements: a recipe, or a timer that runs in the process that asks."""
-
-
-def run_in_micro_batches(
-    model: Callable[..., Any],
-    call: tuple[tuple[Any, ...], dict[str, Any]],
-    loss_fn: Callable[..., torch.Tensor] | None,
-    targets: tuple[torch.Tensor, ...],
-    micro: MicroBatches,
-) -> Any:
-    """The loss, its gradients added to those of the parameters; without a loss the joined output.
-
-    Args:
-        model: takes a slice of the inputs.
-        call: (args, kwargs) of the whole batch.
-        loss_fn: of the output and the targets; None for inference.
-        targets: of the whole batch.
-        micro: how the batch is cut.
-    """
-    leaves, spec = pytree.tree_flatten(call)
-    inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    parts = [micro.slicing.cut([*inputs, *targets], index) for index in range(micro.slicing.num_micro_batches)]
-
-    def output(index: int) -> Any:
-        given = iter(parts[index])
-        args, kwargs = pytree.tree_unflatten(
-            [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec
-        )
-        return model(*args, **kwargs)
-
-    if loss_fn is None:
-        return _joined([output(index) for index in range(len(parts))], micro.output_dims)
-    if micro.verdict.kind == "joined":
-        whole = loss_fn(_joined([output(index) for index in range(len(parts))], micro.output_dims), *targets)
-        whole.backward()  # type: ignore[no-untyped-call]
-        return whole.detach()
-    total: torch.Tensor | None = None
-    for index, weight in enumerate(micro.weights):
-        loss = loss_fn(output(index), *parts[index][len(inputs) :]) * weight
-        loss.backward()  # type: ignore[no-untyped-call]
-        total = loss.detach() if total is None else total + loss.detach()
-    return total
-
-
-def _joined(outputs: Sequence[Any], dims: Sequence[int | None]) -> Any:
-    """The outputs of micro-batches as one: tensors joined where they grow with the batch, else those of the first."""
-    leaves, spec = pytree.tree_flatten(outputs[0])
-    others = [pytree.tree_leaves(each) for each in outputs]
-    places = [position for position, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    for position, dim in zip(places, dims, strict=True):
-        if dim is not None:
-            leaves[position] = torch.cat([each[position] for each in others], dim)
-    return pytree.tree_unflatten(leaves, spec)

@@ -31,7 +31,7 @@ def test_what_has_no_values_is_unchecked() -> None:
 
 
 def test_what_takes_too_long_is_unchecked() -> None:
-    verdict = judge(net(), x(), lambda y: y.square().mean(), check_s=0.0)
+    verdict = judge(net(), x(), lambda y: y.square().mean(), most_work=0.0)
     assert (verdict.kind, verdict.is_checked) == ("separate", False)
     assert "longer than 0 s" in verdict.why
 

@@ -16,7 +16,7 @@ from rlplace.errors import CaptureError
 from rlplace.graphs import capture, run_graph
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.timing.eager_step import run_in_micro_batches
+from rlplace.graphs.micro_batching.slices import run_in_micro_batches
 
 
 class Twice(nn.Module):

@@ -1,0 +1,299 @@
+"""`check_step`: a captured step proves itself against plain PyTorch, on the batch that it was captured with.
+
+A trace can be wrong in ways that no list of special cases holds: a backward that runs as a side effect of another, a
+write that PyTorch's own functionalisation loses, Python code that looks at how many samples there are. What all of them
+have in common is that the captured step gives other numbers than the model does. So both run once, and the loss, the
+outputs, every gradient (and which parameters have one), and the buffers are compared.
+
+Two rounds. In the precision of the model, equal to the bit: most steps are, and are done. Else in float64, where
+rounding is far below the differences that a wrong step makes: `Pinned` widens every float as it meets it, so that
+neither the model nor the graph has to be made anew.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlplace.errors import CaptureError
+from rlplace.graphs.capturing.portable import uncompiled
+from rlplace.graphs.capturing.refusals import has_values
+from rlplace.graphs.capturing.untouched import swapped, untouched
+from rlplace.graphs.interpreter import require_program, run_graph
+from rlplace.graphs.micro_batching.dependence import Pinned, random_states_kept, unit_statistics
+from rlplace.graphs.micro_batching.slices import run_in_micro_batches
+from rlplace.graphs.opgraph import OpGraph
+from rlplace.graphs.program import loss_of, tensors_in, with_tensors
+
+MOST_PARAMETERS = 1 << 28
+"""Larger models are not compared: in float64, with gradients of both ways, this many take 8 GiB."""
+MOST_NAMED = 3
+
+Values = dict[str, Tensor]
+"""What a step gives, by the name that a message gives it."""
+
+
+class StepDiffers(CaptureError):
+    """The captured step is not that of plain PyTorch."""
+
+
+def check_step(graph: OpGraph) -> str:
+    """Compares a captured step with plain PyTorch; both run once, on the batch of the capture.
+
+    The model, its gradients, buffers and attributes, the inputs, and all random states are as before afterwards.
+
+    Args:
+        graph: with its program.
+
+    Returns:
+        why the step was not compared; "" where it was, and is right.
+
+    Raises:
+        StepDiffers: the captured step gives something else; names what.
+    """
+    check = _Check(graph)
+    return check.obstacle() or check.run()
+
+
+class _Check:
+    def __init__(self, graph: OpGraph) -> None:
+        self.graph, self.program = graph, require_program(graph)
+        self.origin, self.micro = self.program.origin, self.program.origin.micro
+        self.tensors, self.filled = with_tensors((self.origin.args, self.origin.kwargs))
+        self.seeds: tuple[Tensor, ...] = ()  # gradients of a module's outputs: any will do
+        if self.program.is_training and self.origin.loss_fn is None:
+            generator = torch.Generator().manual_seed(0)
+            self.seeds = tuple(
+                torch.randn(each.shape, generator=generator, dtype=torch.float64).to(each.dtype).to(each.device)
+                for each in self.origin.targets
+            )
+
+    @property
+    def state(self) -> Values:
+        """The model's own parameters and buffers."""
+        return {**dict(self.origin.model.named_parameters()), **dict(self.origin.model.named_buffers())}
+
+    def obstacle(self) -> str:
+        """Why nothing can be compared; "" where it can be."""
+        given = (*self.state.values(), *self.tensors, *(() if self.seeds else self.origin.targets))
+        if not has_values(given):
+            return "its tensors are fake, without values"
+        count = sum(each.numel() for each in self.origin.model.parameters())
+        if count > MOST_PARAMETERS:
+            return f"its {count:,} parameters are more than {MOST_PARAMETERS:,}"
+        needed, free = 2 * int(self.graph.output_bytes.sum()), _free_bytes(given)
+        return f"its step needs up to {needed / 1e9:.1f} GB, {free / 1e9:.1f} are free" if needed > free else ""
+
+    def run(self) -> str:
+        """Both ways, in one precision or two; why they could not be compared."""
+        is_cut = self.micro is not None
+        references = [self.micro is not None and self.micro.verdict.kind == "accumulated"]
+        if self.micro is not None and self.micro.verdict.normalises_batch and not references[0]:
+            references = [False, True]  # on fixed statistics; and with those of each slice, in turn
+        for in_slices in references:
+            is_fixed = not in_slices and len(references) > 1
+            if problem := self._compared(in_slices=in_slices, is_cut=is_cut, is_fixed=is_fixed):
+                return problem
+        return ""
+
+    def _compared(self, *, in_slices: bool, is_cut: bool, is_fixed: bool) -> str:
+        """Both ways: equal to the bit, else alike in float64, else, where that does not run, as far as can be told."""
+        rounds = [(True, 1e-6)] if is_cut else [(False, 0.0), (True, 1e-9)]
+        found, problem = list[str](), ""
+        for is_double, rtol in (*rounds, (False, 1e-3)):
+            try:
+                expected = self._eager(is_double=is_double, in_slices=in_slices, is_fixed=is_fixed)
+            except CaptureError:
+                raise
+            except Exception as error:  # the model is the user's: whatever it raises
+                problem = f"plain PyTorch does not run on the sample batch: {_said(error)}"
+                continue
+            try:
+                actual = self._captured(is_double=is_double, is_fixed=is_fixed)
+            except Exception as error:
+                if is_double:  # an op for float32 alone
+                    continue
+                told = f"the captured step does not run where plain PyTorch does: {_said(error)}"
+                raise StepDiffers(f"{told}. {self._hint([])}") from error
+            found = _differences(expected, actual, rtol)
+            if not found:
+                return ""
+            if is_double:
+                break
+        if found:
+            raise self._refusal(found, in_slices=in_slices)
+        return problem
+
+    @contextmanager
+    def _mode(self, *, is_double: bool, is_fixed: bool) -> Iterator[None]:
+        with Pinned(is_double=is_double, statistics=unit_statistics if is_fixed else None):
+            yield
+
+    def _eager(self, *, is_double: bool, in_slices: bool, is_fixed: bool) -> Values:
+        """What plain PyTorch gives: `loss.backward()` of the user's own model, on copies of its tensors."""
+        origin, trains = self.origin, self.program.is_training
+        own = dict(origin.model.named_parameters())
+        devices = sorted({each.device.index for each in own.values() if each.is_cuda})
+        with ExitStack() as stack:
+            stack.enter_context(random_states_kept(devices))
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+            stack.enter_context(uncompiled())
+            stack.enter_context(torch.set_grad_enabled(trains))
+            kind = next((each.device.type for each in own.values()), "cpu")
+            stack.enter_context(torch.autocast(kind, dtype=origin.autocast, enabled=origin.autocast is not None))
+            stack.enter_context(untouched(origin.model, origin.loss_fn))
+            stack.enter_context(self._mode(is_double=is_double, is_fixed=is_fixed))
+            state = {name: each.detach().clone() for name, each in self.state.items()}
+            for name, each in own.items():
+                state[name] = nn.Parameter(state[name], trains and each.requires_grad)
+                for hook in (each._backward_hooks or {}).values() if trains else ():  # they change the gradient
+                    state[name].register_hook(hook)  # type: ignore[no-untyped-call]
+            tensors = [each.detach().clone() for each in self.tensors]
+            targets = [each.detach().clone() for each in (self.seeds or origin.targets)]
+            wanted = [tensors[position].requires_grad_(True) for position in self.program.input_gradients]
+            args, kwargs = self.filled(tensors)
+            parameters = dict(state)
+            with swapped(origin.model, state):  # until the end of the backward, which may run the model again
+                if in_slices and self.micro is not None:
+                    result = run_in_micro_batches(
+                        origin.model, (args, kwargs), origin.loss_fn, tuple(targets), self.micro
+                    )
+                else:
+                    result = origin.model(*args, **kwargs)
+                    if origin.loss_fn is not None:
+                        result = origin.loss_fn(result, *targets)
+                        loss_of(result).backward()
+                    elif self.seeds:
+                        ends = [each for each in tensors_in(result) if each.requires_grad]
+                        torch.autograd.backward(ends, targets)
+            gradients = {name: parameters[name].grad for name in own if parameters[name].grad is not None}
+            inputs = {k: each.grad for k, each in zip(self.program.input_gradients, wanted, strict=True)}
+            buffers = {name: each for name, each in state.items() if name not in own and not is_fixed}
+            return self._named(result, gradients, buffers, inputs)
+
+    def _captured(self, *, is_double: bool, is_fixed: bool) -> Values:
+        """What the captured step gives, op by op."""
+        sources = self.program.sources
+        given = {op: self.seeds[int(each.key)] for op, each in sources.items() if self.seeds and each.kind == "target"}
+
+        with random_states_kept(), self._mode(is_double=is_double, is_fixed=is_fixed):
+            found = run_graph(self.graph, given, is_updating=False)
+            shards = {each.key: each.shard for each in sources.values() if each.shard is not None}
+            gradients: dict[str, Any] = {}
+            for name, gradient in found.gradients.items():
+                if (shard := shards.get(name)) is None:
+                    gradients[name] = gradient
+                else:
+                    like = dict(self.origin.model.named_parameters())[shard.name]
+                    whole = gradients.setdefault(shard.name, gradient.new_zeros(like.shape))
+                    shard.copy(whole, gradient, is_joined=True)
+            held = {each.key: each.kind for each in sources.values()}
+            buffers = {name: each for name, each in found.state.items() if held[name] == "buffer" and not is_fixed}
+            return self._named(found.result, gradients, buffers, found.input_gradients)
+
+    def _named(
+        self, result: Any, gradients: Mapping[str, Any], buffers: Mapping[str, Tensor], inputs: Mapping[int, Any]
+    ) -> Values:
+        has_loss = self.origin.loss_fn is not None
+        named: Values = {
+            "the loss" if has_loss and not k else f"output {k}": each for k, each in enumerate(tensors_in(result))
+        }
+        named |= {f"the gradient of {name!r}": each for name, each in gradients.items()}
+        named |= {f"buffer {name!r}": each for name, each in buffers.items()}
+        named |= {f"the gradient of input {k}": each for k, each in inputs.items() if each is not None}
+        return {name: each.detach() for name, each in named.items()}
+
+    def _refusal(self, found: list[str], *, in_slices: bool) -> StepDiffers:
+        what = "plain PyTorch"
+        if self.micro is not None:
+            what += " on the whole batch" if not in_slices else ", slice after slice"
+        more = f", and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+        return StepDiffers(
+            f"the captured step is not that of {what}: {'; '.join(found[:MOST_NAMED])}{more}. {self._hint(found)}"
+        )
+
+    def _hint(self, found: list[str]) -> str:
+        if any("has none when captured" in each for each in found):
+            return (
+                "Hint: what runs a backward of its own, or adds to `.grad` by itself, is no part of the gradient of the "
+                "loss: `torch.utils.checkpoint(..., use_reentrant=False)`, and autograd Functions that return all "
+                "gradients, are."
+            )
+        if self.micro is not None:
+            return (
+                "Hint: Python code that looks at the number of samples, or at their positions, sees those of a slice. "
+                "`loss='joined'` (--loss joined) takes one loss of the whole batch, `loss='accumulated'` gradient "
+                "accumulation, `micro_batches=1` leaves the batch whole."
+            )
+        return (
+            "Hint: find the op by capturing parts of the model; `check=False` leaves the comparison out, where such a "
+            "difference is wanted."
+        )
+
+
+def _differences(expected: Values, actual: Values, rtol: float) -> list[str]:
+    """What differs, in words, the loss first, then by the largest share.
+
+    A gradient that is zero but for rounding is compared with the size of all of them.
+    """
+    overall = sum(float(each.norm()) ** 2 for name, each in expected.items() if "gradient" in name) ** 0.5
+    found: list[tuple[float, str]] = []
+    for name in {**expected, **actual}:
+        one, other = expected.get(name), actual.get(name)
+        if one is None or other is None:
+            if "gradient" in name:
+                where = ("in plain PyTorch", "captured") if one is None else ("when captured", "in plain PyTorch")
+                value = other if one is None else one
+                assert value is not None
+                found.append((float("inf"), f"{name} has none {where[0]}, and norm {_norm(value):.3g} {where[1]}"))
+            continue
+        if one.shape != other.shape:
+            found.append((float("inf"), f"{name} is {tuple(other.shape)}, expected {tuple(one.shape)}"))
+            continue
+        one, other = _plain(one), _plain(other)
+        if torch.equal(one, other) or torch.equal(one.isnan(), other.isnan()) and bool(
+            (one.isnan() | (one == other)).all()
+        ):
+            continue
+        scale = _norm(one) + 1e-3 * (overall if "gradient" in name else 1.0)
+        share = _norm(torch.where(one == other, 0.0, other - one)) / scale
+        if not share <= rtol:
+            found.append((share, f"{name} differs by {share:.2g} of its size ({_told(one)}, captured {_told(other)})"))
+    return [words for _, words in sorted(found, key=lambda each: (not each[1].startswith("the loss"), -each[0]))]
+
+
+def _plain(value: Tensor) -> Tensor:
+    value = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+    return value.double()
+
+
+def _norm(value: Tensor) -> float:
+    return float(_plain(value).norm())
+
+
+def _told(value: Tensor) -> str:
+    return f"{float(value):.6g}" if value.numel() == 1 else f"norm {_norm(value):.6g}"
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
+
+
+def _free_bytes(tensors: Any) -> float:
+    """Memory that is free where the tensors are."""
+    place = next((each.device for each in tensors if each.is_cuda), None)
+    if place is not None:
+        return float(torch.cuda.mem_get_info(place)[0])
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        return 1024.0 * int(lines["MemAvailable"].split()[0])
+    except (OSError, KeyError, ValueError):  # another system
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
