@@ -26,7 +26,7 @@ from rlplace.graphs.capturing.portable import uncompiled
 from rlplace.graphs.capturing.refusals import has_values
 from rlplace.graphs.capturing.untouched import swapped, untouched
 from rlplace.graphs.interpreter import require_program, run_graph
-from rlplace.graphs.micro_batching.dependence import Pinned, random_states_kept, unit_statistics
+from rlplace.graphs.micro_batching.dependence import Pinned, one_thread, random_states_kept, unit_statistics
 from rlplace.graphs.micro_batching.slices import run_in_micro_batches
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import loss_of, tensors_in, with_tensors
@@ -58,7 +58,10 @@ def check_step(graph: OpGraph) -> str:
         StepDiffers: the captured step gives something else; names what.
     """
     check = _Check(graph)
-    return check.obstacle() or check.run()
+    if problem := check.obstacle():
+        return problem
+    with one_thread(float(graph.flops.sum())):
+        return check.run()
 
 
 class _Check:
@@ -132,7 +135,10 @@ class _Check:
 
     @contextmanager
     def _mode(self, *, is_double: bool, is_fixed: bool) -> Iterator[None]:
-        with Pinned(is_double=is_double, statistics=unit_statistics if is_fixed else None):
+        if not is_double and not is_fixed:
+            yield
+            return
+        with Pinned(is_double=is_double, draw=_as_it_is, statistics=unit_statistics if is_fixed else None):
             yield
 
     def _eager(self, *, is_double: bool, in_slices: bool, is_fixed: bool) -> Values:
@@ -238,6 +244,10 @@ class _Check:
         )
 
 
+def _as_it_is(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return op(*args, **kwargs)
+
+
 def _differences(expected: Values, actual: Values, rtol: float) -> list[str]:
     """What differs, in words, the loss first, then by the largest share.
 
@@ -258,8 +268,10 @@ def _differences(expected: Values, actual: Values, rtol: float) -> list[str]:
             found.append((float("inf"), f"{name} is {tuple(other.shape)}, expected {tuple(one.shape)}"))
             continue
         one, other = _plain(one), _plain(other)
-        if torch.equal(one, other) or torch.equal(one.isnan(), other.isnan()) and bool(
-            (one.isnan() | (one == other)).all()
+        if (
+            torch.equal(one, other)
+            or torch.equal(one.isnan(), other.isnan())
+            and bool((one.isnan() | (one == other)).all())
         ):
             continue
         scale = _norm(one) + 1e-3 * (overall if "gradient" in name else 1.0)

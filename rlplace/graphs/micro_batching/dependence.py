@@ -249,6 +249,22 @@ def random_states_kept(devices: Sequence[int] = ()) -> Iterator[None]:
         np.random.set_state(numpy)
 
 
+MOST_ALONE = 50e9
+"""FLOPs that one thread computes in about a second."""
+
+
+@contextmanager
+def one_thread(flops: float) -> Iterator[None]:
+    """While active, ops run in one thread, if they are few: a team takes longer to meet than small ops to run."""
+    before = torch.get_num_threads()
+    try:
+        if flops < MOST_ALONE:
+            torch.set_num_threads(1)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 class Trial:
     """A copy of `model`, its inputs and its loss; runs here leave the user's own as they are.
 

@@ -40,6 +40,7 @@ from rlplace.graphs.micro_batching.dependence import (
     TimeUp,
     Trial,
     dependence,
+    one_thread,
 )
 from rlplace.graphs.micro_batching.slices import cut_words
 from rlplace.graphs.program import LossKind, LossVerdict, Slicing, Weights, even_sizes, tensors_in
@@ -49,6 +50,8 @@ ASKED = ("auto", "separate", "joined", "accumulated")
 MOST_PARAMETERS = 1 << 28
 """Larger models are not copied: in float64, with gradients of both ways, this many take 8 GiB."""
 
+FLOPS_PER_PARAMETER = 1_000
+"""Of a check, about: some hundred tokens, forward and backward."""
 MOST_WORK = 60e9
 """Of a check: a minute of one idle core."""
 
@@ -116,10 +119,15 @@ def judge_loss(
             raise NotComputable("its tensors are fake, without values")
         if (num_parameters := sum(parameter.numel() for parameter in model.parameters())) > MOST_PARAMETERS:
             raise NotComputable(f"its {num_parameters:,} parameters are too many to copy")
-        with untouched(model, loss_fn):
+        with untouched(model, loss_fn), one_thread(num_parameters * FLOPS_PER_PARAMETER):
             return _judged(model, (args, kwargs), loss_fn, targets, slicing, asked, most_work)
     except (TimeUp, NotComputable) as problem:
-        return unchecked(model, loss_fn, asked, str(problem) or f"the check would take longer than {most_work / 1e9:g} s of an idle core")
+        return unchecked(
+            model,
+            loss_fn,
+            asked,
+            str(problem) or f"the check would take longer than {most_work / 1e9:g} s of an idle core",
+        )
 
 
 def unchecked(model: torch.nn.Module, loss_fn: LossFn | None, asked: str, why: str) -> LossVerdict:
