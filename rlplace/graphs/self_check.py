@@ -268,10 +268,8 @@ def _differences(expected: Values, actual: Values, rtol: float) -> list[str]:
             found.append((float("inf"), f"{name} is {tuple(other.shape)}, expected {tuple(one.shape)}"))
             continue
         one, other = _plain(one), _plain(other)
-        if (
-            torch.equal(one, other)
-            or torch.equal(one.isnan(), other.isnan())
-            and bool((one.isnan() | (one == other)).all())
+        if torch.equal(one, other) or (
+            torch.equal(one.isnan(), other.isnan()) and bool((one.isnan() | (one == other)).all())
         ):
             continue
         scale = _norm(one) + 1e-3 * (overall if "gradient" in name else 1.0)

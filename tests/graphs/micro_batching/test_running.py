@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from rlplace.errors import CaptureError
 from rlplace.graphs import capture, run_graph
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.micro_batching.slices import run_in_micro_batches
+from rlplace.graphs.opgraph import OpGraph
 
 
 class Twice(nn.Module):
