@@ -28,6 +28,7 @@ from rlplace.graphs.capturing.portable import uncompiled
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.optimizers import torch_optimizer
 from rlplace.graphs.program import MicroBatches, loss_of
+from rlplace.graphs.random_streams import begin_micro_batch
 from rlplace.measure.execute.device_threads import Worker
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.timing.race import Timer
@@ -288,6 +289,7 @@ def run_in_micro_batches(
     parts = [micro.slicing.cut([*inputs, *targets], index) for index in range(micro.slicing.num_micro_batches)]
 
     def output(index: int) -> Any:
+        begin_micro_batch(index)
         given = iter(parts[index])
         args, kwargs = pytree.tree_unflatten(
             [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec
@@ -297,7 +299,9 @@ def run_in_micro_batches(
     if loss_fn is None:
         return _joined([output(index) for index in range(len(parts))], micro.output_dims)
     if micro.verdict.kind == "joined":
-        whole = loss_fn(_joined([output(index) for index in range(len(parts))], micro.output_dims), *targets)
+        joined = _joined([output(index) for index in range(len(parts))], micro.output_dims)
+        begin_micro_batch(-1)
+        whole = loss_fn(joined, *targets)
         whole.backward()  # type: ignore[no-untyped-call]
         return whole.detach()
     total: torch.Tensor | None = None
