@@ -219,6 +219,11 @@ def generator(place: torch.device) -> torch.Generator:
     return torch.default_generator if place.type == "cpu" else torch.cuda.default_generators[place.index or 0]
 
 
+def default_generators() -> tuple[torch.Generator, ...]:
+    """PyTorch's default sources of random numbers: of the CPU, then of the GPUs, which have theirs once in use."""
+    return torch.default_generator, *torch.cuda.default_generators
+
+
 def seed_all(seed: int) -> None:
     """Seeds the default sources of all GPUs."""
     torch.cuda.manual_seed_all(seed)

@@ -19,11 +19,13 @@ from __future__ import annotations
 import copy
 import csv
 import io
+import itertools
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -32,7 +34,6 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlplace.errors import InvalidValue
 from rlplace.export.placed.placed_model import PlacedModel, matching_host
@@ -41,10 +42,10 @@ from rlplace.graphs import Grouping, OpGraph
 from rlplace.graphs.capturing.capture import capture_step
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Call, LossByName, Origin
+from rlplace.graphs.random_streams import DrawKey, Streams, seeded
 from rlplace.measure import Host, Placement, Plan, Problem, resolve_host
 from rlplace.measure.execute.device_threads import torch_device
 from rlplace.measure.execute.rank_programs import rank_programs
-from rlplace.measure.execute.residents import seeded
 from rlplace.measure.timing.eager_step import EagerStep
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.registry import Registry
@@ -458,7 +459,7 @@ def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int
             hint="Autocast inside of `forward`, and casts to a type by its name, do: turn them off to check.",
         )
     labels = {"targets": origin.as_given(targets)} if targets else {}
-    drawing, loss_difference = random_ops(double), 0.0
+    drawing, loss_difference = list(itertools.chain(*_drawing(double).values())), 0.0
     is_accumulation = origin.micro is not None and not origin.micro.equals_whole
     eager = EagerStep(
         double,
@@ -536,18 +537,19 @@ def _tensors(output: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
 
 
-def random_ops(graph: OpGraph) -> list[int]:
-    """The ops that draw random numbers, in the order of plain PyTorch: slice after slice, then shared ones."""
-    drawing, last = _drawing(graph), graph.num_micro_batches
-    slices = graph.micro_batch.tolist()
-    return sorted(drawing, key=lambda op: (slices[op] if slices[op] >= 0 else last, op))
+def _drawing(graph: OpGraph) -> dict[DrawKey, list[int]]:
+    """Ops that draw random numbers, by their draws: a recomputed one is drawn by several."""
+    found: dict[DrawKey, list[int]] = {}
+    for op, call in require_program(graph).calls.items():
+        if isinstance(call, Call) and call.draw is not None:
+            found.setdefault(call.draw, []).append(op)
+    return found
 
 
-class SeededDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While active, the random ops of an eager step draw from (seed, op, step), as those of the placed step do.
+class SeededDraws:
+    """Has the random ops of eager steps draw as those of placed steps do.
 
-    The first random op that PyTorch calls is the first one of the graph, and so on. On CPUs, and between alike GPUs,
-    equal seeds give equal numbers.
+    On CPUs, and between alike GPUs, equal seeds give equal numbers.
 
     Args:
         graph: the placed one, with its program.
@@ -556,9 +558,8 @@ class SeededDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, graph: OpGraph, place: torch.device, seed: int = 0) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._place, self._seed, self._step, self._next = place, seed, 0, 0
-        self._targets, self._ops = _drawing(graph), random_ops(graph)
+        self._place, self._seed, self._number = place, seed, 0
+        self._graph, self._drawing, self._left = graph, _drawing(graph), Counter[DrawKey]()
 
     @contextmanager
     def of_step(self, number: int) -> Iterator[None]:
@@ -567,30 +568,22 @@ class SeededDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         Raises:
             InvalidValue: plain PyTorch calls other random ops than the graph has, or more or fewer of them.
         """
-        self._step, self._next = number, 0
-        with self:
+        self._number, self._left = number, Counter({key: len(ops) for key, ops in self._drawing.items()})
+        with Streams(self._draw) as streams, streams.step():
             yield
-        if self._next < len(self._ops):
-            raise _unlike(f"{self._next} random ops in plain PyTorch", f"{len(self._ops)}, as in the graph")
+        if left := self._left.total():
+            total = sum(map(len, self._drawing.values()))
+            raise _unlike(f"{total - left} random ops in plain PyTorch", f"{total}, as in the graph")
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if torch.Tag.nondeterministic_seeded not in func.tags:
-            return func(*args, **(kwargs or {}))
-        if self._next >= len(self._ops):
-            raise _unlike(f"more random ops in plain PyTorch ({_name(func)})", f"{len(self._ops)}, as in the graph")
-        op = self._ops[self._next]
-        self._next += 1
-        if _name(func) != (wanted := _name(self._targets[op])):
+    def _draw(self, key: DrawKey, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        key = key if key in self._drawing else replace(key, micro_batch=-1)  # of a draw that micro-batches share
+        if not self._left[key]:
+            raise _unlike(f"{_name(func)} in plain PyTorch", "the random ops that are in the graph")
+        self._left[key] -= 1
+        call = require_program(self._graph).calls[self._drawing[key][0]]
+        if isinstance(call, Call) and _name(func) != (wanted := _name(call.target)):
             raise _unlike(f"{_name(func)} in plain PyTorch", f"{wanted}, as in the graph")
-        return seeded(func, self._place, seed=self._seed, op=op)(self._step, *args, **(kwargs or {}))
-
-
-def _drawing(graph: OpGraph) -> dict[int, Callable[..., Any]]:
-    """Targets by op, of those that draw random numbers."""
-    calls = require_program(graph).calls.items()
-    return {op: call.target for op, call in calls if isinstance(call, Call) and call.is_random}
+        return seeded(func, self._place, seed=self._seed, key=key)(self._number, *args, **kwargs)
 
 
 def _name(target: Callable[..., Any]) -> str:

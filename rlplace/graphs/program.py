@@ -16,6 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import UnknownName, refuse_if
+from rlplace.graphs.random_streams import DrawKey
 
 SourceKind = Literal["parameter", "buffer", "input", "target", "constant"]
 
@@ -134,8 +135,7 @@ class Call:
         outputs: tensor index of each output, -1 for one that is not a tensor or that no op reads; an op that returns
             a single tensor has one entry.
         returns_tuple: whether the op returns a tuple or list, to be unpacked into `outputs`.
-        is_random: whether the op draws random numbers: it is then seeded by (seed, op, step) and draws from
-            the generator of its device: a CPU and a GPU draw different numbers.
+        draw: of an op that draws random numbers: which draw it is.
         takes_device: whether the op has a `device` argument that must follow its placement.
     """
 
@@ -144,8 +144,13 @@ class Call:
     kwargs: dict[str, Any]
     outputs: tuple[int, ...]
     returns_tuple: bool
-    is_random: bool = False
+    draw: DrawKey | None = None
     takes_device: bool = False
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the op draws random numbers."""
+        return self.draw is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,10 +27,19 @@ from rlplace.graphs.capturing.portable import uncompiled
 from rlplace.graphs.capturing.refusals import has_values
 from rlplace.graphs.capturing.untouched import swapped, untouched
 from rlplace.graphs.interpreter import require_program, run_graph
-from rlplace.graphs.micro_batching.dependence import Pinned, one_thread, random_states_kept, unit_statistics
+from rlplace.graphs.micro_batching.dependence import (
+    Pinned,
+    constant_draw,
+    one_thread,
+    random_states_kept,
+    unit_statistics,
+)
 from rlplace.graphs.micro_batching.slices import run_in_micro_batches
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.graphs.program import loss_of, tensors_in, with_tensors
+from rlplace.graphs.program import Call, loss_of, tensors_in, with_tensors
+from rlplace.graphs.random_streams import DrawKey, Streams, seeded
+
+aten = torch.ops.aten
 
 MOST_PARAMETERS = 1 << 28
 """Larger models are not compared: in float64, with gradients of both ways, this many take 8 GiB."""
@@ -69,6 +79,10 @@ class _Check:
         self.graph, self.program = graph, require_program(graph)
         self.origin, self.micro = self.program.origin, self.program.origin.micro
         self.tensors, self.filled = with_tensors((self.origin.args, self.origin.kwargs))
+        self.keys = {call.draw for call in self.program.calls.values() if isinstance(call, Call) and call.draw}
+        self.has_shards = any(key.shard >= 0 for key in self.keys)
+        self.is_whole = True
+        self.whole: dict[DrawKey, list[Tensor]] = {}  # draws of the batch
         self.seeds: tuple[Tensor, ...] = ()  # gradients of a module's outputs: any will do
         if self.program.is_training and self.origin.loss_fn is None:
             generator = torch.Generator().manual_seed(0)
@@ -100,6 +114,7 @@ class _Check:
         if self.micro is not None and self.micro.verdict.normalises_batch and not references[0]:
             references = [False, True]  # on fixed statistics; and with those of each slice, in turn
         for in_slices in references:
+            self.is_whole = not in_slices
             is_fixed = not in_slices and len(references) > 1
             if problem := self._compared(in_slices=in_slices, is_cut=is_cut, is_fixed=is_fixed):
                 return problem
@@ -156,6 +171,8 @@ class _Check:
             stack.enter_context(torch.autocast(kind, dtype=origin.autocast, enabled=origin.autocast is not None))
             stack.enter_context(untouched(origin.model, origin.loss_fn))
             stack.enter_context(self._mode(is_double=is_double, is_fixed=is_fixed))
+            stack.enter_context(streams := Streams(self._drawn))
+            stack.enter_context(streams.step())
             state = {name: each.detach().clone() for name, each in self.state.items()}
             for name, each in own.items():
                 state[name] = nn.Parameter(state[name], trains and each.requires_grad)
@@ -184,13 +201,43 @@ class _Check:
             buffers = {name: each for name, each in state.items() if name not in own and not is_fixed}
             return self._named(result, gradients, buffers, inputs)
 
+    def _drawn(self, key: DrawKey, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The draws of plain PyTorch: those of the program. Of a batch, they are kept for its slices."""
+        if self.has_shards:
+            return constant_draw(op, args, kwargs)
+        key = key if key in self.keys else replace(key, micro_batch=-1)  # of a draw that micro-batches share
+        result = seeded(op, _place(args, kwargs), seed=0, key=key)(0, *args, **kwargs)
+        noise = args[1] if op.overloadpacket is aten.rrelu_with_noise else result
+        self.whole[replace(key, micro_batch=-1)] = [each.clone() for each in tensors_in(noise)]
+        return result
+
+    def _drawn_call(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An op of the program; a draw of a slice is the slice of that of the batch, where it grows with the batch."""
+        if call.draw is None:
+            return call.target(*args, **kwargs)
+        if self.has_shards:
+            return constant_draw(call.target, args, kwargs)
+        result = seeded(call.target, _place(args, kwargs), seed=0, key=call.draw)(0, *args, **kwargs)
+        index, whole = call.draw.micro_batch, self.whole.get(replace(call.draw, micro_batch=-1))
+        if not self.is_whole or self.micro is None or whole is None:
+            return result
+        slicing = self.micro.slicing
+        bounds = (0, slicing.batch) if index < 0 else (slicing.starts[index], slicing.sizes[index])
+        drawn = _slice_of(whole[-1], tensors_in(result)[-1], slicing.batch, *bounds)
+        if drawn is None:
+            return result
+        if call.returns_tuple:  # what is drawn is the mask, or the noise, that the first tensor is multiplied by
+            scale = 1 / (1 - args[1]) if drawn.dtype is torch.bool and args[1] < 1 else 1.0
+            return args[0] * drawn * scale, drawn
+        return drawn
+
     def _captured(self, *, is_double: bool, is_fixed: bool) -> Values:
         """What the captured step gives, op by op."""
         sources = self.program.sources
         given = {op: self.seeds[int(each.key)] for op, each in sources.items() if self.seeds and each.kind == "target"}
 
         with random_states_kept(), self._mode(is_double=is_double, is_fixed=is_fixed):
-            found = run_graph(self.graph, given, is_updating=False)
+            found = run_graph(self.graph, given, self._drawn_call, is_updating=False)
             shards = {each.key: each.shard for each in sources.values() if each.shard is not None}
             gradients: dict[str, Any] = {}
             for name, gradient in found.gradients.items():
@@ -277,6 +324,22 @@ def _differences(expected: Values, actual: Values, rtol: float) -> list[str]:
         if not share <= rtol:
             found.append((share, f"{name} differs by {share:.2g} of its size ({_told(one)}, captured {_told(other)})"))
     return [words for _, words in sorted(found, key=lambda each: (not each[1].startswith("the loss"), -each[0]))]
+
+
+def _slice_of(whole: Tensor, part: Tensor, batch: int, start: int, size: int) -> Tensor | None:
+    """The samples of a part in what was drawn for the batch; None where its shape does not grow with the batch."""
+    if whole.shape == part.shape:
+        return whole
+    dims = [dim for dim in range(min(whole.dim(), part.dim())) if whole.shape[dim] != part.shape[dim]]
+    if whole.dim() != part.dim() or len(dims) != 1 or whole.shape[dims[0]] * size != part.shape[dims[0]] * batch:
+        return None
+    grown = whole.shape[dims[0]] // batch
+    return whole.narrow(dims[0], start * grown, size * grown)
+
+
+def _place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    first = next((each.device for each in tensors_in((args, kwargs))), torch.device("cpu"))
+    return torch.device(kwargs.get("device") or first)
 
 
 def _plain(value: Tensor) -> Tensor:

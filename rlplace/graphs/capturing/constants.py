@@ -472,8 +472,7 @@ def spread_origins(module: torch.fx.GraphModule) -> None:
             path = owner.get(number)
         if path is None:
             path = next(filter(None, map(module_of, node.all_input_nodes)), owner.get(number, ""))
-        seed = {"seed": True} if custom.get("seed") else {}
-        node.meta["custom"] = {"phase": "forward" if is_forward else "backward", "module": path, **seed}
+        node.meta["custom"] = {**custom, "phase": "forward" if is_forward else "backward", "module": path}
     for node in module.graph.find_nodes(op="get_attr"):
         node.meta["custom"] = {"module": next(map(module_of, node.users), "")}
 

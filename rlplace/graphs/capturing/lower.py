@@ -142,12 +142,6 @@ class LoweredStep:
         value = operator.attrgetter(str(node.target))(self.trace.module)
         if not isinstance(value, torch.Tensor):
             reader = next(iter(node.users))
-            if isinstance(value, torch.Generator):
-                raise CaptureError(
-                    f"op {reader.target} in module {module_of(reader) or 'the root'} draws from a `torch.Generator`, "
-                    f"whose state no graph holds. Leave `generator=` out: draws are seeded by the step.",
-                    op=str(reader.target),
-                )
             raise CaptureError(
                 f"op {reader.target} in module {module_of(reader) or 'the root'} takes a {type(value).__name__}, "
                 f"expected tensors and plain arguments: ops that run a graph of their own (`torch.cond`, flex "
@@ -230,7 +224,7 @@ class LoweredStep:
             kwargs=kwargs,
             outputs=outputs,
             returns_tuple=returns_tuple,
-            is_random=torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()),
+            draw=custom.get("draw") if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) else None,
             takes_device=any(argument.name == "device" for argument in arguments),
         )
 

@@ -36,8 +36,15 @@ from rlplace.graphs.capturing.refusals import (
     has_values,
     no_numbers_drawn,
 )
-from rlplace.graphs.capturing.untouched import call_with, check_steps_alike, untouched, watched_state
+from rlplace.graphs.capturing.untouched import (
+    call_with,
+    check_draws_alike,
+    check_steps_alike,
+    untouched,
+    watched_state,
+)
 from rlplace.graphs.program import Folded, Ref, Shard, SplitReport, loss_of, tensors_in, with_tensors
+from rlplace.graphs.random_streams import DrawKey, Streams
 
 LossFn = Callable[..., torch.Tensor]
 """Of the model's output, and of the targets where there are any."""
@@ -160,7 +167,7 @@ def trace_step(
 
     def make() -> torch.fx.GraphModule:
         twins = [_twin(value, mode) for value in values]
-        with fx_traceback.preserve_node_meta(), annotated(model):
+        with fx_traceback.preserve_node_meta(), annotated(model), streams.step():
             return make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*twins)
 
     check_devices({**trainable, **fixed, **buffers}, tensors, targets)
@@ -171,6 +178,7 @@ def trace_step(
         untouched(model, loss_fn),
         explained(model, loss_fn, eagerly if has_values(values) else None, dtypes),
         portable(model),
+        Streams(_marked) as streams,
         _use_lazy_graph_module(True),  # the code of the graph modules made on the way is never run
         grad_mode,
     ):
@@ -179,6 +187,7 @@ def trace_step(
             module = make()
         result = dict(captured)
         check_steps_alike(model, module, make, state, watched_state(model, loss_fn), frozen)
+        check_draws_alike(module, make, is_left=not streams.is_own)
         captured.update(result)
         check_dtypes(module, make, dtypes)
         spread_origins(module)
@@ -198,6 +207,12 @@ def trace_step(
         input_gradients=differentiated,
         folded=tuple(constants.folded(module)),
     )
+
+
+def _marked(key: DrawKey, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of a random op, whose node knows which draw it is."""
+    with fx_traceback.annotate({"draw": key}):
+        return func(*args, **kwargs)
 
 
 _kept: ContextVar[dict[Hashable, tuple[nn.Module, Trace]] | None] = ContextVar("kept", default=None)

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import enum
 import functools
+import itertools
 import logging
 import operator
 import random
@@ -29,7 +30,7 @@ from torch.nn.utils import parametrize, stateless
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError, UnknownName
-from rlplace.graphs.capturing.constants import forwards, own_classes, referenced
+from rlplace.graphs.capturing.constants import forwards, module_of, own_classes, referenced
 from rlplace.graphs.program import tensors_in
 
 
@@ -232,6 +233,48 @@ def check_steps_alike(
         )
 
 
+def check_draws_alike(traced: GraphModule, again: Callable[[], GraphModule], *, is_left: bool) -> None:
+    """Refuses draws from states of random generators that are set in the step, and not alike in every step.
+
+    Args:
+        traced: the graph of the step, whose random ops know their draws.
+        again: traces the next step.
+        is_left: whether the step leaves PyTorch's own generator in such a state.
+
+    Raises:
+        CaptureError: the next step draws from other states, or begins in the one that this step has left.
+    """
+    draws = _draws(traced)
+    if all(node.meta["custom"]["draw"].fixed is None for node in draws):
+        return
+    own = next((node for node in draws if node.meta["custom"]["draw"].fixed is None), None)
+    following = _draws(again())
+    pairs = itertools.zip_longest(draws, following)
+    changed = next((one or other for one, other in pairs if _drawn(one) != _drawn(other)), own if is_left else None)
+    if changed is not None:
+        where = f"op {changed.target} in module {module_of(changed) or 'the root'}"
+        why = (
+            "PyTorch's generator as an earlier step left it, which seeds it later on (`torch.manual_seed`)"
+            if changed is own
+            else "a random state that goes on from step to step (a `torch.Generator` of its own), or from a seed that "
+            "is another in each step (`torch.seed`)"
+        )
+        raise CaptureError(
+            f"cannot capture the model: {where} draws from {why}. No graph holds that state. "
+            f"Leave `generator=` out: draws are seeded by the step. Or seed the generator in every step with the same "
+            f"number, `torch.manual_seed` within `torch.random.fork_rng()`.",
+            op=str(changed.target),
+        )
+
+
+def _draws(module: GraphModule) -> list[Node]:
+    return [node for node in module.graph.nodes if "draw" in (node.meta.get("custom") or {})]
+
+
+def _drawn(node: Node | None) -> Any:
+    return None if node is None else (node.target, node.meta["custom"]["draw"])
+
+
 def _is_free(name: str, frozen: Collection[str]) -> bool:
     if name.rpartition(".")[2] in _OF_RECURRENT_LAYERS:
         return True
@@ -268,7 +311,7 @@ def _work(module: GraphModule) -> Iterator[tuple[Any, ...]]:
             if is_random or any(each in dependent for each in node.all_input_nodes):
                 dependent.add(node)
                 plain = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: each in dependent)
-                yield str(node.target), repr(plain)
+                yield str(node.target), repr(plain), _drawn(node) if is_random else None
 
 
 MOST_VALUES = 20_000

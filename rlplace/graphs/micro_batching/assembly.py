@@ -40,6 +40,7 @@ from rlplace.graphs.program import (
     refs_in,
     with_tensors,
 )
+from rlplace.graphs.random_streams import DrawKey
 from rlplace.graphs.splitting.rewrite import split_trace
 
 RefMap = dict[int, Ref]
@@ -124,7 +125,9 @@ class Assembly:
             if op in part.seeds:
                 ops.seeds.add(new)
             ops.calls[new] = Call(
-                call.target, args, kwargs, outputs, call.returns_tuple, call.is_random, call.takes_device
+                *(call.target, args, kwargs, outputs, call.returns_tuple),
+                draw=_of_micro_batch(call.draw, micro_batch),
+                takes_device=call.takes_device,
             )
             if call.target is _ZEROS:
                 empty[key] = refs[call.outputs[0]]
@@ -206,6 +209,10 @@ class Assembly:
         ops.calls[op] = Call(target, (place, value), {}, (), returns_tuple=False)
         built.mutations.append((op, place.id))
         built.together.append((op, home, *together))
+
+
+def _of_micro_batch(key: DrawKey | None, micro_batch: int) -> DrawKey | None:
+    return None if key is None else replace(key, micro_batch=micro_batch)
 
 
 def named(name: str, micro_batch: int) -> str:

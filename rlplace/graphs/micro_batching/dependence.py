@@ -97,7 +97,7 @@ class Pinned(TorchDispatchMode):
         self.labels: list[Labels] = []
         self.normalises_batch, self.work = False, 0.0
         self._is_double, self._most_work = is_double, most_work
-        self._draw, self._statistics = draw or _drawn, statistics
+        self._draw, self._statistics = draw or constant_draw, statistics
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -201,7 +201,7 @@ def unit_statistics(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
     return x.new_zeros(x.shape[1]), x.new_ones(x.shape[1])
 
 
-def _drawn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def constant_draw(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of a random op here: the same for a sample wherever it stands in its batch."""
     if func is aten.native_dropout.default:
         return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)

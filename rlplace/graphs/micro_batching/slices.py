@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from rlplace.errors import InvalidValue, UnknownName, refuse_if
 from rlplace.graphs.capturing.trace import LossFn
 from rlplace.graphs.program import LossByName, MicroBatches, Slicing, even_sizes
+from rlplace.graphs.random_streams import begin_micro_batch
 
 BatchDims = Sequence[int | None] | Mapping[Any, int | None]
 """The user's words: the batch's dimension (None: shared) of every tensor, or of some by name or position."""
@@ -214,6 +215,7 @@ def run_in_micro_batches(
     parts = [micro.slicing.cut([*inputs, *targets], index) for index in range(micro.slicing.num_micro_batches)]
 
     def output(index: int) -> Any:
+        begin_micro_batch(index)
         given = iter(parts[index])
         args, kwargs = pytree.tree_unflatten(
             [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec
@@ -223,7 +225,9 @@ def run_in_micro_batches(
     if loss_fn is None:
         return _joined([output(index) for index in range(len(parts))], micro.output_dims)
     if micro.verdict.kind == "joined":
-        whole = loss_fn(_joined([output(index) for index in range(len(parts))], micro.output_dims), *targets)
+        joined = _joined([output(index) for index in range(len(parts))], micro.output_dims)
+        begin_micro_batch(-1)
+        whole = loss_fn(joined, *targets)
         whole.backward()  # type: ignore[no-untyped-call]
         return whole.detach()
     total: torch.Tensor | None = None

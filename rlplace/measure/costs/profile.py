@@ -28,13 +28,14 @@ from rlplace.graphs import OpGraph
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.optimizers import UpdateState, updater
 from rlplace.graphs.program import Ref, Update, map_refs
+from rlplace.graphs.random_streams import seeded
 from rlplace.measure.costs import machine_links
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.costs.machine_links import line, measured_links
 from rlplace.measure.costs.metered_step import MeteredStep
 from rlplace.measure.execute.device_threads import Channel, Crew, CudaChannel, Job, cycles_to_launch, torch_device
 from rlplace.measure.execute.placed_step import PlacedStep
-from rlplace.measure.execute.residents import Residents, limited_memory, seeded
+from rlplace.measure.execute.residents import Residents, limited_memory
 from rlplace.measure.execute.shared_memory import Arena, SharedChannel
 from rlplace.measure.hosts.host import Device, Host, Link
 from rlplace.measure.hosts.nodes import join
@@ -472,8 +473,8 @@ def _call(graph: OpGraph, op: int, place: torch.device, make: Callable[[Ref], to
     if call.takes_device and kwargs.get("device") is not None:
         kwargs["device"] = place
     target: Callable[..., object] = getattr(call.target, "_op", call.target)
-    if call.is_random:
-        draws = seeded(call.target, place, seed=0, op=op)
+    if call.draw is not None:
+        draws = seeded(call.target, place, seed=0, key=call.draw)
         return lambda: draws(0, *args, **kwargs)
     return lambda: target(*args, **kwargs)
 

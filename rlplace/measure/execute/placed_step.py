@@ -23,7 +23,8 @@ from rlplace import cuda
 from rlplace.errors import RlplaceError, RunnerError
 from rlplace.graphs import OpGraph
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.program import Ref, Update
+from rlplace.graphs.program import Call, Ref, Update
+from rlplace.graphs.random_streams import CPU, DrawKey, seeded
 from rlplace.measure.costs.costs import allocated
 from rlplace.measure.execute.device_threads import (
     Clock,
@@ -41,7 +42,7 @@ from rlplace.measure.execute.device_threads import (
 from rlplace.measure.execute.distributed import DistributedChannel
 from rlplace.measure.execute.launch_code import StepCode
 from rlplace.measure.execute.rank_programs import Run
-from rlplace.measure.execute.residents import GradientsOut, Resident, Residents, seeded
+from rlplace.measure.execute.residents import GradientsOut, Resident, Residents
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Plan, Timeline
 
@@ -351,6 +352,7 @@ class PlacedStep:
         """The names of tensors and functions in one device's code; residents that are not there yet are made."""
         graph, code, program, gradients = self._graph, self._code, self._program, self._gradients
         places = [torch_device(described) for described in self._host.devices]
+        sources = self._sources_of_draws()
         names: dict[str, Any] = {
             **code.constants.values,
             **{f"D{d}": place for d, place in enumerate(places)},
@@ -364,8 +366,8 @@ class PlacedStep:
             if call is None or isinstance(call, Update):
                 continue
             function = (
-                seeded(call.target, places[device], seed=self._seed, op=item)
-                if call.is_random
+                seeded(call.target, places[device], seed=self._seed, key=call.draw, source=sources[call.draw])
+                if call.draw is not None
                 else _direct(call.target)
             )
             if gradients is not None and item in program.seeds:
@@ -382,6 +384,19 @@ class PlacedStep:
                 {f"a{k}": gradients.instead_of(lambda *_: None, [name]) for k, name in enumerate(program.gradients)}
             )
         return names
+
+    def _sources_of_draws(self) -> dict[DrawKey, torch.device | None]:
+        """The CPU for draws that are made on several kinds of device, whose generators make different numbers of one
+        seed; None for others, which each device makes by itself."""
+        devices = self._host.devices
+        kinds = [each.kind if each.backend == "cuda" else "" for each in devices]
+        where: dict[DrawKey, set[str]] = {}
+        for op, call in self._program.calls.items():
+            if isinstance(call, Call) and call.draw is not None:
+                # other steps and other graphs make the same draw where the step seeds it
+                here = {kinds[self.plan.devices[op]]} if call.draw.fixed is None else kinds
+                where.setdefault(call.draw, set()).update(here)
+        return {key: CPU if len(found) > 1 else None for key, found in where.items()}
 
     def _hold_back(self, device: int) -> None:
         if self.hold_cycles > 0:

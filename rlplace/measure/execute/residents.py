@@ -1,14 +1,12 @@
 """Tensors that stay on a device from step to step: parameters, buffers, inputs, constants and optimizer state.
 
-`GradientsOut`: a step that leaves gradients to its caller, in place of updating parameters by them. `seeded`: a random
-op that draws from a seed of its own at every step, wherever it is placed. `limited_memory`: a process takes no more of
-each GPU than its host states.
+`GradientsOut`: a step that leaves gradients to its caller, in place of updating parameters by them.
+`limited_memory`: a process takes no more of each GPU than its host states.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -275,36 +273,6 @@ class GradientsOut:
             return made if scale == 1.0 else made.mul_(scale)
 
         return scaled_seed
-
-
-_lock = threading.Lock()
-
-
-def seeded(target: Callable[..., Any], place: torch.device, *, seed: int, op: int) -> Callable[..., Any]:
-    """`target` as a function of the step and its arguments that draws from (seed, op, step) on `place`."""
-
-    def run(step: int, *args: Any, **kwargs: Any) -> Any:
-        generator = cuda.generator(place)
-        with _lock:  # the generator belongs to the whole process: others must not notice
-            before = generator.get_state()
-            generator.manual_seed(_mix(seed, op, step))
-            try:
-                return target(*args, **kwargs)
-            finally:
-                generator.set_state(before)
-
-    return run
-
-
-def _mix(*values: int) -> int:
-    """A 63-bit hash of integers (splitmix64's finaliser, Steele et al. 2014)."""
-    state = 0
-    for value in values:
-        state = (state + value + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-        state ^= state >> 31
-    return state >> 1
 
 
 def gpu_capacities(devices: Iterable[Device]) -> dict[torch.device, int]:

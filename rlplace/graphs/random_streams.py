@@ -1,0 +1,250 @@
+"""`Streams`: the draws of a step by their places in streams of random state, so that a draw made again is the same one.
+
+PyTorch's random ops take numbers from a generator, whose state moves on with each of them. `manual_seed`, `fork_rng`,
+`get_rng_state`, `set_rng_state` and the recomputation of `torch.utils.checkpoint` seed, save and restore that state. A
+placed step draws in another order and on other devices, so each of its draws is named by the state that it begins with:
+`DrawKey`. Draws that begin with equal states have equal keys; these, not the numbers themselves, are as in eager.
+
+`seeded`: a random op that draws by its key, wherever it is placed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from rlplace import cuda
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class DrawKey:
+    """Where a draw stands in its stream; a step makes equal draws of equal keys.
+
+    Attributes:
+        place: how many draws of its stream came before it.
+        fixed: of a stream that the step itself seeds (`manual_seed(7)`), and that is the same in every step: a number
+            for the state that it begins with. None for the step's own stream, which is another in each step.
+        micro_batch: the one that it belongs to; -1 for a draw of the whole batch, which all of them may share.
+        shard: of an op that is split: which part draws; -1 for a whole draw.
+    """
+
+    place: int
+    fixed: int | None = None
+    micro_batch: int = -1
+    shard: int = -1
+
+    def seed(self, seed: int, step: int) -> int:
+        """What the generator is seeded with for this draw.
+
+        Args:
+            seed: of the placed model.
+            step: number of the step.
+        """
+        base = (seed, step) if self.fixed is None else (self.fixed, -1)
+        return _mix(*base, self.micro_batch, self.shard, self.place)
+
+
+Draw = Callable[[DrawKey, Any, tuple[Any, ...], dict[str, Any]], Any]
+"""Makes the result of a random op: called with its key, the op, its arguments and its keyword arguments."""
+
+
+class Streams:
+    """While active, the state of each generator that a step draws from is a place in a stream, and nothing else.
+
+    It is PyTorch's own generators that are moved, and those that the step makes or holds (`torch.Generator`): code that
+    saves, restores or seeds their states, in the forward or in a backward, needs no help. After `with Streams()` all of
+    them are as they were before.
+
+        with Streams(draw) as streams, streams.step():
+            loss = loss_fn(model(x), target)
+            loss.backward()
+
+    calls `draw` for every random op, with the keys that a trace of the same code gives them. For that the ops have to
+    come apart as in the trace: run the step under `portable(model)`, in the same mode, on devices of the type that it
+    was captured on. An eager op may be the in-place form (`bernoulli_`) of the one in the program (`bernoulli.p`), and
+    takes no `generator` any more.
+
+    Args:
+        draw: makes the results of random ops; by default they draw as a placed step does.
+        seed: of that placed step.
+    """
+
+    def __init__(self, draw: Draw | None = None, *, seed: int = 0) -> None:
+        self._draw, self._seed, self._number = draw, seed, 0
+        self._keys: dict[bytes, DrawKey] = {}  # by a hash of the generator's state
+        self._before: dict[torch.Generator, torch.Tensor] = {}
+        self._begun = itertools.count()
+
+    def __enter__(self) -> Self:
+        self._before = {generator: generator.get_state() for generator in cuda.default_generators()}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for generator, state in self._before.items():
+            generator.set_state(state)
+
+    @contextmanager
+    def step(self, number: int = 0) -> Iterator[None]:
+        """While active, one step runs; no other thread draws for a placed step meanwhile.
+
+        Args:
+            number: of the step, for the draws that are made by default.
+        """
+        self._number = number
+        with _lock, _Mode(self._drawn):
+            _active.append(self)
+            try:
+                self.begin()
+                yield
+            finally:
+                _active.pop()
+
+    def begin(self, micro_batch: int = -1) -> None:
+        """The own stream of the step, or of one of its micro-batches, begins: what follows draws from its first place
+        on."""
+        nonce = next(self._begun)  # what a step reads from its own state is no seed that the next step has again
+        for index, generator in enumerate(cuda.default_generators()):
+            self._move(generator, _mix(nonce, index), DrawKey(index << 32, None, micro_batch))
+
+    @property
+    def is_own(self) -> bool:
+        """Whether PyTorch's generators are in the step's own stream."""
+        return all(self._key(generator).fixed is None for generator in cuda.default_generators())
+
+    def _drawn(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Generator)]
+        place = _place(args, kwargs)
+        generator = given[0] if given else _default(place)
+        before = generator.get_state()
+        self._before.setdefault(generator, before)
+        key = self._key(generator)
+        args, kwargs = pytree.tree_map_only(torch.Generator, lambda _: None, (args, kwargs))
+        try:
+            if self._draw is not None:
+                return self._draw(key, func, args, kwargs)
+            return _seeded(func, place, key.seed(self._seed, self._number), args, kwargs)
+        finally:
+            self._move(generator, int.from_bytes(_hash(before)) >> 1, replace(key, place=key.place + 1))
+
+    def _key(self, generator: torch.Generator) -> DrawKey:
+        """The key of the generator's next draw; a state that is not known yet begins a stream."""
+        name = _hash(generator.get_state())
+        return self._keys.setdefault(name, DrawKey(0, int.from_bytes(name) >> 1))
+
+    def _move(self, generator: torch.Generator, seed: int, key: DrawKey) -> None:
+        generator.manual_seed(seed)
+        self._keys[_hash(generator.get_state())] = key
+
+
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Hands random ops over; keeps states of generators real among fake tensors, so that they can be restored."""
+
+    def __init__(self, drawn: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._drawn, self._lengths = drawn, {each.get_state().shape for each in cuda.default_generators()}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            first = args[0] if args else None
+            if type(first) is torch.Tensor and first.dtype is torch.uint8 and first.shape in self._lengths:
+                with _disable_current_modes():
+                    return func(*args, **kwargs)
+            return func(*args, **kwargs)
+        if func._can_decompose():  # under inference mode; it draws several times, or never
+            with self:
+                return func.decompose(*args, **kwargs)
+        return self._drawn(func, args, kwargs)
+
+
+_lock = threading.RLock()
+_active: list[Streams] = []
+"""Those whose step runs, the innermost last."""
+
+
+def begin_micro_batch(index: int) -> None:
+    """Says that eager code goes on with a micro-batch of the step, -1 for the whole batch, if streams are active."""
+    for streams in _active[-1:]:
+        streams.begin(index)
+
+
+def seeded(
+    target: Callable[..., Any], place: torch.device, *, seed: int, key: DrawKey, source: torch.device | None = None
+) -> Callable[..., Any]:
+    """`target` as a function of the step and its arguments that draws by its key, for `place`.
+
+    Args:
+        target: a random op.
+        place: the device of its arguments and results.
+        seed: of the placed model.
+        key: of the draw.
+        source: the device whose generator makes the numbers; `place` by default.
+    """
+
+    def run(step: int, *args: Any, **kwargs: Any) -> Any:
+        with _lock:  # the generator belongs to the whole process: others must not notice
+            return _seeded(target, place, key.seed(seed, step), args, kwargs)
+
+    def run_elsewhere(step: int, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda each: each.to(source), (args, kwargs))
+        if kwargs.get("device") is not None:
+            kwargs["device"] = source
+        with _lock:
+            drawn = _seeded(target, source or place, key.seed(seed, step), args, kwargs)
+        return pytree.tree_map_only(torch.Tensor, lambda each: each.to(place), drawn)
+
+    return run if source in (None, place) else run_elsewhere
+
+
+def _seeded(target: Callable[..., Any], place: torch.device, seed: int, args: Any, kwargs: Any) -> Any:
+    """The result of a random op that draws from a seed of its own; the generator of `place` is as before."""
+    generator = cuda.generator(place)
+    before = generator.get_state()
+    generator.manual_seed(seed)
+    try:
+        return target(*args, **kwargs)
+    finally:
+        generator.set_state(before)
+
+
+def _default(place: torch.device) -> torch.Generator:
+    """The generator of a device; that of the CPU where a fake tensor is on a GPU that is not there."""
+    generators = cuda.default_generators()
+    index = 1 + (place.index or 0) if place.type == "cuda" else 0
+    return generators[index if index < len(generators) else 0]
+
+
+def _place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    """The device that a random op runs on."""
+    first = next((each.device for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)), CPU)
+    return torch.device(kwargs.get("device") or first)
+
+
+def _hash(state: torch.Tensor) -> bytes:
+    """A number for a generator's state; read from memory, as no mode of dispatch has to see it."""
+    return hashlib.blake2b(ctypes.string_at(state.data_ptr(), state.numel()), digest_size=8).digest()
+
+
+def _mix(*values: int) -> int:
+    """A 63-bit hash of integers (splitmix64's finaliser, Steele et al. 2014)."""
+    state = 0
+    for value in values:
+        state = (state + value + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 31
+    return state >> 1
