@@ -159,7 +159,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        if not is_draw(func, args, kwargs):
             first = args[0] if args else None
             if type(first) is torch.Tensor and first.dtype is torch.uint8 and first.shape in self._lengths:
                 with _disable_current_modes():
@@ -169,6 +169,18 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:
                 return func.decompose(*args, **kwargs)
         return self._drawn(func, args, kwargs)
+
+
+def is_draw(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an op takes random numbers: an attention kernel without dropout has the tag of one, and takes none."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    arguments = func._schema.arguments
+    position = next((place for place, each in enumerate(arguments) if each.name == "dropout_p"), None)
+    if position is None:
+        return True
+    given = args[position] if position < len(args) else kwargs.get("dropout_p", arguments[position].default_value)
+    return bool(given)
 
 
 _lock = threading.RLock()

@@ -36,7 +36,7 @@ from rlplace.graphs.micro_batching.dependence import (
 )
 from rlplace.graphs.micro_batching.slices import run_in_micro_batches
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.graphs.program import Call, loss_of, tensors_in, with_tensors
+from rlplace.graphs.program import Call, Slicing, loss_of, tensors_in, with_tensors
 from rlplace.graphs.random_streams import DrawKey, Streams, seeded
 
 aten = torch.ops.aten
@@ -189,7 +189,10 @@ class _Check:
                         origin.model, (args, kwargs), origin.loss_fn, tuple(targets), self.micro
                     )
                 else:
+                    streams.begin(-1 if self.micro is None else 0)
                     result = origin.model(*args, **kwargs)
+                    if self.micro is not None and self.micro.verdict.kind == "joined":
+                        streams.begin(-1)  # the loss is not of a slice
                     if origin.loss_fn is not None:
                         result = origin.loss_fn(result, *targets)
                         loss_of(result).backward()
@@ -205,24 +208,32 @@ class _Check:
         """The draws of plain PyTorch: those of the program. Of a batch, they are kept for its slices."""
         if self.has_shards:
             return constant_draw(op, args, kwargs)
-        key = key if key in self.keys else replace(key, micro_batch=-1)  # of a draw that micro-batches share
+        asked, key = (
+            key,
+            key if key in self.keys else replace(key, micro_batch=-1),
+        )  # of a draw that micro-batches share
         result = seeded(op, _place(args, kwargs), seed=0, key=key)(0, *args, **kwargs)
         noise = args[1] if op.overloadpacket is aten.rrelu_with_noise else result
-        self.whole[replace(key, micro_batch=-1)] = [each.clone() for each in tensors_in(noise)]
+        self.whole[asked] = [each.clone() for each in tensors_in(noise)]
         return result
 
     def _drawn_call(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An op of the program; a draw of a slice is the slice of that of the batch, where it grows with the batch."""
+        """An op of the program; a draw is that of plain PyTorch, and of a slice its part, where it grows with the batch.
+
+        Equal seeds do not do: in another layout of memory, the same numbers come in another order.
+        """
         if call.draw is None:
             return call.target(*args, **kwargs)
         if self.has_shards:
             return constant_draw(call.target, args, kwargs)
         result = seeded(call.target, _place(args, kwargs), seed=0, key=call.draw)(0, *args, **kwargs)
-        index, whole = call.draw.micro_batch, self.whole.get(replace(call.draw, micro_batch=-1))
-        if not self.is_whole or self.micro is None or whole is None:
+        index, first = call.draw.micro_batch, replace(call.draw, micro_batch=0)  # of the batch: see `_eager`
+        is_cut = self.is_whole and index >= 0
+        whole = self.whole.get(first if is_cut else call.draw, self.whole.get(first))
+        if whole is None:
             return result
-        slicing = self.micro.slicing
-        bounds = (0, slicing.batch) if index < 0 else (slicing.starts[index], slicing.sizes[index])
+        slicing = Slicing((), (1,)) if self.micro is None else self.micro.slicing
+        bounds = (slicing.starts[index], slicing.sizes[index]) if is_cut else (0, slicing.batch)
         drawn = _slice_of(whole[-1], tensors_in(result)[-1], slicing.batch, *bounds)
         if drawn is None:
             return result
@@ -275,9 +286,9 @@ class _Check:
     def _hint(self, found: list[str]) -> str:
         if any("has none when captured" in each for each in found):
             return (
-                "Hint: what runs a backward of its own, or adds to `.grad` by itself, is no part of the gradient of the "
-                "loss: `torch.utils.checkpoint(..., use_reentrant=False)`, and autograd Functions that return all "
-                "gradients, are."
+                "Hint: what runs a backward of its own, or adds to `.grad` by itself, is no part of the gradient of "
+                "the loss. Use `torch.utils.checkpoint(..., use_reentrant=False)`, and autograd Functions that return "
+                "all gradients."
             )
         if self.micro is not None:
             return (

@@ -392,7 +392,7 @@ class Ways:
         """Whether one loss of the slices' joined outputs is the batch's."""
         self.reason = ""
         with self._caught(), self.trial.rehearsal():
-            with torch.no_grad():
+            with torch.set_grad_enabled(self.trial.has_loss):
                 whole = pytree.tree_leaves(self.trial.output(self.tensors))
             is_scalar = any(isinstance(leaf, Tensor) and leaf.dim() == 0 for leaf in whole)
             self.is_loss_inside = self.trial.has_loss and is_scalar
@@ -539,7 +539,7 @@ def padded(trial: Trial, tensors: Sequence[Tensor], slicing: Slicing) -> tuple[l
 
 def _labels(trial: Trial, tensors: Sequence[Tensor]) -> list[Labels]:
     """The values that the losses of one step read."""
-    with trial.rehearsal() as pinned, torch.no_grad():
+    with trial.rehearsal() as pinned:  # a loss may take gradients of its own
         trial.loss(trial.output(tensors), tensors)
     return pinned.labels
 
