@@ -19,7 +19,7 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import FunctionType, GeneratorType, ModuleType, SimpleNamespace
+from types import FunctionType, GeneratorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,7 @@ def untouched(model: nn.Module, loss_fn: Callable[..., Any] | None = None) -> It
             graph would take for constants.
     """
     of_model, of_loss = list(model.named_modules()), modules_of_loss(model, loss_fn)
-    state = PythonState((*of_model, *of_loss))
+    state = PythonState((*of_model, *of_loss), has_functions=True)
     # functions under `functools.lru_cache` that a model or its loss calls keep traces afterwards
     called = [value for _, value in referenced([*forwards(model), loss_fn])]
     caches = [(each, each.cache_info().misses) for each in called if isinstance(each, functools._lru_cache_wrapper)]
@@ -469,9 +469,12 @@ class PythonState:
     Args:
         modules: with their paths.
         has_hooks: whether hooks of modules are part of it.
+        has_functions: whether what functions among the attributes, hooks for one, hold of their own is part of it.
     """
 
-    def __init__(self, modules: Iterable[tuple[str, nn.Module]], *, has_hooks: bool = True) -> None:
+    def __init__(
+        self, modules: Iterable[tuple[str, nn.Module]], *, has_hooks: bool = True, has_functions: bool = False
+    ) -> None:
         self._kept: dict[int, _Kept] = {}
         self._streams: dict[int, _Stream] = {}
         modules = list(modules)
@@ -482,6 +485,9 @@ class PythonState:
             name, value, is_registry = left.popleft()
             if isinstance(value, tuple):
                 left.extend((f"{name}[{index}]", item, False) for index, item in enumerate(value))
+                continue
+            if has_functions and isinstance(value, (FunctionType, MethodType)):
+                left.extend((name, each, False) for each in _held_by(value))
                 continue
             owner, has_attributes = (value, True) if isinstance(value, type) and value in kinds else _collection(value)
             if owner is None or id(owner) in self._kept:
@@ -514,6 +520,16 @@ class PythonState:
             kept.restore()
         for stream in self._streams.values():
             stream.restore()
+
+
+def _held_by(function: FunctionType | MethodType) -> Iterator[object]:
+    """What a function holds: the object that it belongs to, and its closure."""
+    if isinstance(function, MethodType):
+        yield function.__self__
+        return
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # nothing was assigned to it yet
+            yield cell.cell_contents
 
 
 def _attributes(kind: type) -> dict[str, Any]:

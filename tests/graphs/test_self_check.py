@@ -1,0 +1,306 @@
+"""A captured step is compared with plain PyTorch: what is wrong is refused, what is right is not, nothing is left
+behind."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from rlplace import capture
+from rlplace.errors import CaptureError
+from rlplace.graphs.program import LossVerdict
+from rlplace.graphs.self_check import StepDiffers
+
+MSE = functional.mse_loss
+
+
+def batch(samples: int = 8, width: int = 6, classes: int = 3) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(samples, width, generator=generator), torch.randn(samples, classes, generator=generator)
+
+
+def net(*middle: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), *middle, nn.Linear(8, 3))
+
+
+class ViaReentrant(nn.Module):
+    """A block whose input needs no gradient, in a checkpoint that runs a backward of its own."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body, self.head = body, nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = checkpoint(self.body, x.clone().requires_grad_(), use_reentrant=True)
+        return self.head(h)
+
+
+class Adapter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(6, 6).requires_grad_(False)
+        self.down, self.up = nn.Linear(6, 2, bias=False), nn.Linear(2, 6, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.base(x) + self.up(self.down(x)))
+
+
+class AddsToGrad(torch.autograd.Function):
+    """A fused backward that adds the weight's gradient to `.grad` by itself, and hands none on."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight = weight
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        own = gradient.t() @ x
+        with torch.no_grad():
+            ctx.weight.grad = own if ctx.weight.grad is None else ctx.weight.grad + own
+        return gradient @ ctx.weight, None
+
+
+class Fused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.weight = nn.Linear(6, 8), nn.Parameter(torch.randn(3, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = AddsToGrad.apply(self.first(x), self.weight)
+        return y
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: ViaReentrant(nn.Linear(6, 6)), lambda: ViaReentrant(Adapter()), Fused],
+    ids=["linear", "lora", "fused"],
+)
+def test_a_backward_as_a_side_effect_is_refused(make: Callable[[], nn.Module], micro_batches: int) -> None:
+    x, y = batch()
+    with pytest.raises(StepDiffers, match="has none when captured"):
+        capture(make(), x, MSE, "sgd", targets=y, micro_batches=micro_batches)
+
+
+def first_half(output: Tensor, target: Tensor) -> Tensor:
+    return MSE(output[:16], target[:16])
+
+
+def at_least_eight(output: Tensor, target: Tensor) -> Tensor:
+    return (output - target).square().sum() / max(len(output), 8)
+
+
+def more_for_many(output: Tensor, target: Tensor) -> Tensor:
+    return MSE(output, target) + (output.square().mean() if len(output) > 20 else 0.0)
+
+
+def masked_by_position(output: Tensor, target: Tensor) -> Tensor:
+    keep = (torch.arange(len(output)) % 5 < 3).unsqueeze(1)
+    return ((output - target).square() * keep).sum() / keep.sum()
+
+
+def detached_half(output: Tensor, target: Tensor) -> Tensor:
+    half = len(output) // 2
+    return MSE(torch.cat([output[:half], output[half:].detach()]), target)
+
+
+@pytest.mark.parametrize("loss_fn", [first_half, at_least_eight, more_for_many, masked_by_position, detached_half])
+def test_a_loss_that_looks_at_positions_is_joined_or_refused(loss_fn: Callable[..., Tensor]) -> None:
+    x, y = batch(32)
+    micro = capture(net(nn.Tanh()), x, loss_fn, "sgd", targets=y, micro_batches=2).program.origin.micro
+    assert micro.verdict.kind == "joined"
+    asked = LossVerdict("separate", "sum" if loss_fn is at_least_eight else "mean", True, "as the user says")
+    with pytest.raises(StepDiffers):
+        capture(net(nn.Tanh()), x, loss_fn, "sgd", targets=y, micro_batches=2, loss=asked)
+
+
+class Mixes(nn.Module):
+    def __init__(self, order: Callable[[int], Tensor]) -> None:
+        super().__init__()
+        self.net, self.order = net(nn.Tanh()), order
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.net(0.5 * x + 0.5 * x[self.order(len(x))])
+        return y
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        lambda n: torch.rand(n).argsort(),
+        lambda n: torch.randn(n).topk(n).indices,
+        lambda n: torch.rand(n).sort().indices,
+    ],
+    ids=["argsort", "topk", "sort"],
+)
+def test_mixup_by_a_drawn_order_is_refused_in_micro_batches(order: Callable[[int], Tensor]) -> None:
+    x, y = batch(32)
+    capture(Mixes(order), x, MSE, "sgd", targets=y)
+    with pytest.raises(CaptureError):
+        capture(Mixes(order), x, MSE, "sgd", targets=y, micro_batches=2)
+
+
+class LosesAnUpdate(torch.autograd.Function):
+    """Computes something else where it is traced: a stand-in for kinds of faults that are not known."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * (1.0 if type(x) is Tensor else 1.001)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class Odd(nn.Module):
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.net, self.change = net(nn.Tanh()), change
+        self.register_buffer("seen", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.net(self.change(x))
+        return y
+
+
+def is_traced() -> bool:
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
+def with_another_gradient(x: Tensor) -> Tensor:
+    return x if not is_traced() else x * 1.0 + 1e-6
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda x: LosesAnUpdate.apply(x), with_another_gradient, lambda x: x.clone() if not is_traced() else x.abs()],
+)
+@pytest.mark.parametrize("loss_fn", [None, MSE])
+def test_what_computes_something_else_when_traced_is_refused(change: Any, loss_fn: Any) -> None:
+    x, y = batch()
+    given = {} if loss_fn is None else {"targets": y}
+    with pytest.raises(StepDiffers):
+        capture(Odd(change), x, loss_fn, None, **given)
+    assert capture(Odd(change), x, loss_fn, None, check=False, **given).num_ops
+
+
+def test_a_buffer_that_is_lost_is_named() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 3)
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not is_traced():
+                self.seen += len(x)
+            return self.linear(x)
+
+    with pytest.raises(StepDiffers, match="buffer 'seen'"):
+        capture(Counts(), batch()[0], MSE, "sgd", targets=batch()[1])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: net(nn.BatchNorm1d(8), nn.Tanh()),
+        lambda: net(nn.Dropout(0.3)),
+        lambda: net(nn.RReLU()),
+        lambda: net(nn.BatchNorm1d(8, momentum=None), nn.Dropout(0.5)),
+        lambda: net(nn.BatchNorm1d(8, track_running_stats=False)),
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 3)),
+        lambda: net(nn.GELU(), nn.LayerNorm(8)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("micro_batches", [1, 2, 3])
+def test_right_steps_are_not_refused(make: Callable[[], nn.Module], dtype: torch.dtype, micro_batches: int) -> None:
+    x, y = (each.to(dtype) for each in batch())
+    capture(make().to(dtype), x, MSE, "adam", targets=y, micro_batches=micro_batches)
+
+
+def test_a_gradient_that_is_zero_but_for_rounding_is_no_alarm() -> None:
+    """The bias before a batch norm changes nothing."""
+    x, y = batch()
+    capture(net(nn.BatchNorm1d(8)), x, MSE, "sgd", targets=y, micro_batches=2, loss="accumulated")
+
+
+def test_half_precision_and_autocast_are_compared() -> None:
+    x, y = batch()
+    capture(net(nn.Tanh()).bfloat16(), x.bfloat16(), MSE, "sgd", targets=y.bfloat16())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        capture(net(nn.Tanh(), nn.LayerNorm(8)), x, MSE, "sgd", targets=y)
+        with pytest.raises(StepDiffers):
+            capture(Odd(lambda x: LosesAnUpdate.apply(x)), x, MSE, "sgd", targets=y)
+
+
+class Leaves(nn.Module):
+    """Leaves marks everywhere that a step can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.calls, self.kept = net(nn.BatchNorm1d(8), nn.Dropout(0.5)), 0, []
+        self.register_buffer("seen", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.kept.append(len(x))
+        self.seen += x.detach().sum(0)
+        y: Tensor = self.net(x)
+        return y
+
+
+class Hook:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, module: nn.Module, given: Any, output: Tensor) -> None:
+        self.calls += 1
+
+
+def test_everything_is_as_before() -> None:
+    model, (x, y) = Leaves(), batch()
+    hook, seen = Hook(), list[Any]()
+    model.net[0].register_forward_hook(hook)
+    model.net[2].register_forward_hook(lambda module, given, output: seen.append(type(output)))
+    MSE(model(x), y).backward()
+    gradients = {name: each.grad.clone() for name, each in model.named_parameters()}
+    state, owners = copy.deepcopy(model.state_dict()), {id(each) for each in (*model.parameters(), *model.buffers())}
+    marks = model.calls, list(model.kept), hook.calls, list(seen)
+    streams = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    with pytest.warns(RuntimeWarning, match="hooks"):
+        capture(model, x, MSE, "sgd", targets=y, frozen=["calls", "kept", "net.0._forward_hooks"])
+    assert all(torch.equal(each, state[name]) for name, each in model.state_dict().items())
+    assert owners == {id(each) for each in (*model.parameters(), *model.buffers())}
+    assert all(torch.equal(each.grad, gradients[name]) for name, each in model.named_parameters())
+    assert (model.calls, model.kept, hook.calls, seen) == marks
+    assert torch.equal(torch.get_rng_state(), streams[0])
+    assert str(np.random.get_state()) == str(streams[1])
+    assert random.getstate() == streams[2]
+
+
+def test_a_model_without_values_is_not_compared_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with torch._subclasses.FakeTensorMode():
+        model, x = nn.Linear(2, 1), torch.ones(3, 2)
+    with caplog.at_level("INFO"):
+        capture(model, x, lambda y: y.sum(), "sgd")
+    assert "not compared" in caplog.text
+
+
+def test_a_batch_that_plain_pytorch_refuses_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    capture(nn.Embedding(4, 2), torch.tensor([1, 9]), lambda y: y.sum(), "sgd")
+    assert "not compared" in caplog.text
+    assert "IndexError" in caplog.text
