@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -170,7 +171,7 @@ def test_the_first_traced_search_gets_its_share(traced_share: float) -> None:
     measure = host.measure_plans
     host.measure_plans = lambda plans: (spent.append(task.evaluations), measure(plans))[1]  # type: ignore[method-assign, assignment, return-value]
     assert solve(task, replace(FEW, traced_share=traced_share, last_share=0.5), is_traced=True) is not None
-    assert spent[1] == pytest.approx(6000 * 0.5 * traced_share, abs=150)
+    assert spent[1] == pytest.approx(6000 * 0.5 * traced_share, rel=0.15, abs=120)
 
 
 class ClosingHost(PromptHost):
@@ -195,11 +196,11 @@ class ClosingHost(PromptHost):
 
 
 def test_a_host_that_closes_early_leaves_time_for_the_last_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 40 plans it takes 10 to 14 before its time is up but for two fifths of the seconds of all searches."""
+    """Two fifths of the seconds of all searches, and those that its two plans take, a second each."""
     host, asked = ClosingHost(22.0), list[float]()
+    monkeypatch.setattr("rlplace.training.agent.agent.time", SimpleNamespace(monotonic=lambda: host.now_s))
     monkeypatch.setattr(Agent, "last", lambda self, count, budget: asked.append(budget.seconds) or [])
     task = Task(PROBLEM, Simulator(PROBLEM, threads=1), Budget(2000, 20.0, measurements=40), seed=1, host=host)
     assert solve(task, replace(FEW, least_gain=0.0), is_traced=True) is not None
-    assert 14.0 <= host.now_s <= 14.0 + FEW.batch
-    assert len(asked) == 1
-    assert 22.0 - host.now_s - 1.0 <= asked[0] <= 0.4 * 20.0
+    assert host.now_s - len(host.asked[-1]) < 22.0 - 0.4 * 20.0 - 2.0 <= host.now_s
+    assert asked == [22.0 - host.now_s - 2.0]
