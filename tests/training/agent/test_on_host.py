@@ -197,10 +197,10 @@ class ClosingHost(PromptHost):
 
 def test_a_host_that_closes_early_leaves_time_for_the_last_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two fifths of the seconds of all searches, and those that its two plans take, a second each."""
-    host, asked = ClosingHost(22.0), list[float]()
+    host, asked = ClosingHost(16.0), list[float]()
     monkeypatch.setattr("rlplace.training.agent.agent.time", SimpleNamespace(monotonic=lambda: host.now_s))
     monkeypatch.setattr(Agent, "last", lambda self, count, budget: asked.append(budget.seconds) or [])
     task = Task(PROBLEM, Simulator(PROBLEM, threads=1), Budget(2000, 20.0, measurements=40), seed=1, host=host)
     assert solve(task, replace(FEW, least_gain=0.0), is_traced=True) is not None
-    assert host.now_s - len(host.asked[-1]) < 22.0 - 0.4 * 20.0 - 2.0 <= host.now_s
-    assert asked == [22.0 - host.now_s - 2.0]
+    assert host.now_s - len(host.asked[-1]) < 16.0 - 0.4 * 20.0 - 2.0 <= host.now_s
+    assert asked == [16.0 - host.now_s - 2.0]
