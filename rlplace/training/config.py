@@ -70,7 +70,8 @@ class AgentConfig:
     """With traced steps: share of all simulated placements but those of the last search for the first batch that is
     searched."""
     last_share: Annotated[Share, Field(lt=1)] = 0.4
-    """With traced steps: share of all simulated placements, at least, for one last search, when the host is known."""
+    """With traced steps: share of all simulated placements, at least, for one last search, when the host is known; 0
+    for none."""
     least_gain: Share = 0.002
     """With traced steps, measuring ends if the best of a batch is expected to be less than this share faster than the
     best measured plan: what a batch of 7 seconds must give to a training of an hour. With 0, measuring never ends

@@ -512,7 +512,8 @@ def _explore(agent: Agent, task: Task, config: AgentConfig, *, is_traced: bool, 
 
     if task.raced:  # by an interrupted search: it need not be measured again to be known
         learn([pair for plans, outcomes in task.raced for pair in zip(plans, outcomes, strict=True)])
-    kept = min(LAST, budget.measurements // 4) if is_traced else 0
+    # a last search takes a second or more
+    kept = min(LAST, budget.measurements // 4) if is_traced and config.last_share * budget.seconds >= 1 else 0
     last_share = config.last_share if kept else 0.0
     last_s = last_share * budget.seconds if math.isfinite(budget.seconds) else 0.0
     is_surveyed, has_searched = is_surveyed or not is_traced or bool(task.raced), bool(task.raced)
@@ -545,7 +546,7 @@ def _explore(agent: Agent, task: Task, config: AgentConfig, *, is_traced: bool, 
     measure([], is_all=True)
     kept = min(kept, task.measurements_left)
     rest = task.evaluations_left, min(task.measuring_s_left - kept_s, last_s or math.inf)
-    if kept and min(rest) >= 1:  # a placement, and a second
+    if kept and min(rest) >= 1:
         spent, plans = agent.evaluations, agent.last(kept, Budget(*rest))
         task.count(agent.evaluations - spent)
         measure(plans, is_all=True)
