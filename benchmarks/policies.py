@@ -130,9 +130,15 @@ def run(questions: Iterable[Question], by_row: dict[str, Contender], path: Path)
         print(f"{words}: {told}, {line['cpu_s']:.1f} s", file=sys.stderr, flush=True)
 
 
-def render(path: Path, suite: str) -> None:
-    """Writes table and picture, of what was finished, or of the committed results where there is nothing else."""
-    kept = finished(path, key)
+def render(path: Path, suite: str, note: str | None = None) -> None:
+    """Writes table and picture, of what was finished, or of the committed results where there is nothing else.
+
+    Args:
+        path: of what was finished.
+        suite: of the problems.
+        note: what readers should know of these runs, kept with them; what was said before by default.
+    """
+    kept = finished(path, key, note)
     page = markdown(suite, kept["rows"], kept, picture=f"{path.stem}.png")
     save(path.with_suffix(""), kept, page, indent=None)
     save_curves(path.with_suffix(".png"), kept["rows"])
@@ -148,11 +154,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         argument("--problems", help="WORKLOAD/HOST, with semicolons between them: only these"),
         argument("--name", default="policies", help="of the results' files"),
         argument("--render", action="store_true", help="no run: table and picture of what was finished"),
+        argument("--note", help="with --render: what readers should know of these runs, from now on"),
         words=arguments,
     )
     path = RESULTS / f"{options.name}.jsonl"
     if options.render:
-        render(path, options.suite)
+        render(path, options.suite, options.note)
         return
     by_row = {one.row: one for one in contenders()}
     if options.rows is not None:

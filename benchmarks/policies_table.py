@@ -98,6 +98,7 @@ def markdown(suite: str, rows: Rows, facts: Mapping[str, Any], *, picture: str) 
     text = [
         f"# Policies on the suite `{suite}`, beside search\n",
         as_markdown(dict(facts)),
+        f"\n{facts['note']}\n" if facts.get("note") else "",
         f"\n![learning curves]({picture})\n\n"
         "Simulated step times with estimated costs; one thread. *From nothing*: the policy samples and learns for the\n"
         "whole budget. *Alone*: after it has imitated the portfolio's heuristics and tuned list schedules. *With\n"

@@ -13,13 +13,10 @@ from contextlib import closing
 from functools import partial
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from rlplace.cluster import Cluster
 from rlplace.compare.comparison import Comparison, Objective, Row, RowStatus, collected, row_or_failure
 from rlplace.errors import InvalidValue, check_known, refuse_if
-from rlplace.measure import Host, Measurement, Plan, Problem, RaceProtocol, Simulator
+from rlplace.measure import Host, Measurement, Problem, RaceProtocol, Simulator
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import MeasurementLog
@@ -31,6 +28,7 @@ from rlplace.search import Budget, Method, Task, find
 from rlplace.search.methods import adopt_methods
 from rlplace.search.op_order import shorten
 from rlplace.search.rules.baselines import best_single
+from rlplace.search.task import TimedHost
 from rlplace.session.calibrate import Known
 from rlplace.session.session_records import tracing_words
 from rlplace.training import SearchConfig
@@ -398,38 +396,6 @@ def find_row(
     return row_or_failure(name, seed, run)
 
 
-class _RacingHost:
-    """Races the plans that `learned` asks for beside the best single device, while there is time.
-
-    Attributes:
-        outcomes: of these plans, in order.
-    """
-
-    def __init__(self, evaluator: Evaluator, deadline_s: float, *, is_traced: bool) -> None:
-        self.problem, self._evaluator, self._deadline_s = evaluator.problem, evaluator, deadline_s
-        self._round = dataclasses.replace(ROUND, num_traced=int(is_traced))
-        self.outcomes: list[Measurement] = []
-
-    @property
-    def is_open(self) -> bool:
-        """Whether there is time left; the first race is always run."""
-        return not self.outcomes or time.monotonic() < self._deadline_s
-
-    def promising(self, count: int) -> NDArray[np.int32]:
-        """(0, N): the agent proposes plans itself."""
-        return np.zeros((0, self.problem.graph.num_ops), dtype=np.int32)
-
-    def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
-        """As `measure_plans`, of the plans of placements (B, N)."""
-        return self.measure_plans([self._evaluator.simulator.plan(devices) for devices in placements])
-
-    def measure_plans(self, plans: Sequence[Plan]) -> list[Measurement]:
-        """A measurement for each plan, all in one race."""
-        outcomes = self._evaluator.measure_plans(plans, self._round, deadline_s=self._deadline_s, is_recalled=True)
-        self.outcomes += outcomes
-        return outcomes
-
-
 def _learned(
     simulator: Simulator,
     config: CompareConfig,
@@ -442,7 +408,13 @@ def _learned(
     begin, problem = time.monotonic(), simulator.problem
     reference = best_single(problem, simulator)
     with closing(Evaluator(problem, simulator, reference, seed=seed, log=log, isolated=config.isolated)) as evaluator:
-        host = _RacingHost(evaluator, begin + budget.seconds, is_traced=config.is_traced)
+        race = partial(
+            evaluator.measure_plans,
+            protocol=dataclasses.replace(ROUND, num_traced=int(config.is_traced)),
+            deadline_s=begin + budget.seconds,
+            is_recalled=True,
+        )
+        host = TimedHost(evaluator.simulator, race, begin + budget.seconds - time.monotonic())
         searched = Budget(budget.evaluations, budget.seconds * SearchConfig.simulate_share, config.measured or 0)
         task = Task(problem, simulator, searched, seed=seed, host=host)
         result = METHODS[LEARNED].run(task, known=known, is_traced=config.is_traced)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from rlplace.errors import RlplaceError, refuse_if
 from rlplace.graphs import Grouping
-from rlplace.measure import Measurement, Measurer, Plan, Problem
+from rlplace.measure import Measurement, Measurer, Plan, Problem, Simulator
 from rlplace.measure.measurement import CutoffTimer, PlanMeasurer, PlanTimer, StepTimer
 from rlplace.search.groupings import majority_devices
 
@@ -146,8 +146,12 @@ class Task:
     @property
     def measurements_left(self) -> int:
         """Placements that may still be run on the host."""
-        is_open = self.host is not None and self.host.is_open
-        return max(0, self.budget.measurements - self.measurements) if is_open else 0
+        return max(0, self.budget.measurements - self.measurements) if self.measuring_s_left > 0 else 0
+
+    @property
+    def measuring_s_left(self) -> float:
+        """Seconds until the host takes no more placements; 0 without one."""
+        return 0.0 if self.host is None else self.host.seconds_left
 
     @property
     def spent(self) -> float:
@@ -338,11 +342,50 @@ class OpenHost(Measurer, PlanMeasurer, Protocol):
     """A host that runs placements and plans for as long as there is time."""
 
     @property
-    def is_open(self) -> bool:
-        """Whether it would still run one."""
+    def seconds_left(self) -> float:
+        """Seconds until it takes no more of them; infinite before the first ones, which always run."""
 
     def promising(self, count: int) -> NDArray[np.int32]:
         """(<= count, N): the best placements scored so far that were never run, unlike each other if possible."""
+
+
+class TimedHost:
+    """A host that measures what it is asked to, until its time is up.
+
+    Attributes:
+        outcomes: of all plans, in order.
+
+    Args:
+        simulator: of the problem; makes plans.
+        measurer: a measurement for each plan.
+        seconds: after which it takes no more plans; infinite for no end.
+    """
+
+    def __init__(
+        self, simulator: Simulator, measurer: Callable[[Sequence[Plan]], list[Measurement]], seconds: float
+    ) -> None:
+        self.problem, self._simulator, self._measurer = simulator.problem, simulator, measurer
+        self.outcomes: list[Measurement] = []
+        self._end_s = time.monotonic() + seconds
+
+    @property
+    def seconds_left(self) -> float:
+        """As `OpenHost` says."""
+        return self._end_s - time.monotonic() if self.outcomes else math.inf
+
+    def promising(self, count: int) -> NDArray[np.int32]:
+        """(0, N): it keeps no placements."""
+        return np.zeros((0, self.problem.graph.num_ops), dtype=np.int32)
+
+    def measure(self, placements: NDArray[np.int32]) -> list[Measurement]:
+        """As `measure_plans`, of the plans of placements (B, N)."""
+        return self.measure_plans([self._simulator.plan(devices) for devices in placements])
+
+    def measure_plans(self, plans: Sequence[Plan]) -> list[Measurement]:
+        """A measurement for each plan."""
+        outcomes = self._measurer(plans)
+        self.outcomes += outcomes
+        return outcomes
 
 
 @runtime_checkable

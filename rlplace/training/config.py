@@ -67,10 +67,11 @@ class AgentConfig:
     """On a host that is known from other workloads: share of the first batch's simulated placements for one search from
     scratch."""
     traced_share: Annotated[Number, Field(gt=0, lt=1)] = 0.3
-    """Share of all simulated placements but those of the last search for the search that follows the first traced
-    step."""
+    """With traced steps: share of all simulated placements but those of the last search for the first batch that is
+    searched."""
     last_share: Annotated[Share, Field(lt=1)] = 0.4
-    """With traced steps: share of all simulated placements, at least, for one last search, when the host is known."""
+    """With traced steps: share of all simulated placements, at least, for one last search, when the host is known; 0
+    for none."""
     least_gain: Share = 0.002
     """With traced steps, measuring ends if the best of a batch is expected to be less than this share faster than the
     best measured plan: what a batch of 7 seconds must give to a training of an hour. With 0, measuring never ends

@@ -35,8 +35,8 @@ class Host(CountingMeasurer):
         self.left = batches
 
     @property
-    def is_open(self) -> bool:
-        return len(self.batches) < self.left
+    def seconds_left(self) -> float:
+        return self.left - len(self.batches)
 
     def promising(self, count: int) -> NDArray[np.int32]:
         return np.zeros((0, 3), dtype=np.int32)

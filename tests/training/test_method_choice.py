@@ -36,7 +36,7 @@ SPLIT = step_problem(
 class Host:
     """Measures plans on a hidden truth, which is not simulating them, and has nothing promising by itself."""
 
-    is_open, problem = True, PROBLEM
+    seconds_left, problem = float("inf"), PROBLEM
 
     def __init__(self) -> None:
         self._timer = TrueTimer(true_problem(PROBLEM, Truth("hard", 1)), 1)

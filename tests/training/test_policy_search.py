@@ -87,7 +87,7 @@ def test_where_all_placements_were_tried_nothing_is_annealed() -> None:
 class Host(CountingMeasurer):
     """A host that wants all ops on device 1; always open, and with nothing else to run."""
 
-    is_open = True
+    seconds_left = float("inf")
 
     def promising(self, count: int) -> NDArray[np.int32]:
         return np.zeros((0, 4), dtype=np.int32)
@@ -99,9 +99,9 @@ class ClosingHost(Host):
     asked = 0
 
     @property
-    def is_open(self) -> bool:  # type: ignore[override]
+    def seconds_left(self) -> float:  # type: ignore[override]
         self.asked += 1
-        return self.asked <= 3  # at first, and before each of two batches
+        return 3.5 - self.asked  # at first, and before each of two batches, some
 
 
 class Indifferent:

@@ -1,6 +1,6 @@
 """`Agent`: proposes plans under draws of the host model, and fits the model to their step times.
 
-`learn_host` runs it on anything that measures, `solve`, the method `learned`, on a task whose host runs plans.
+`solve`, the method `learned`, runs it on a task whose host runs plans, `learn_host` on anything that measures.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +34,7 @@ from rlplace.measure.measurement import PlanMeasurer
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy import LearnConfig
 from rlplace.search import METHODS, Budget, Task
-from rlplace.search.task import BestSoFar, Guide
+from rlplace.search.task import BestSoFar, Guide, TimedHost
 from rlplace.session.calibrate import Known, reference_s
 from rlplace.training.agent.proposals import AverageTimer, Proposer, choose_batch, expected_gain, log_step_times
 from rlplace.training.config import AgentConfig
@@ -366,12 +367,9 @@ def learn_host(
     knowledge: HostKnowledge | None = None,
     is_traced: bool = False,
 ) -> Agent:
-    """Measures plans within the budget, and returns the best. Each batch is chosen with a host model that is fitted to
-    the earlier measurements.
+    """Measures plans within the budget, and returns the agent, whose `plan` is the best of them.
 
-    Model-based reinforcement learning with posterior sampling (Strens 2000, ICML; Osband et al. 2013, arXiv:1306.0940):
-    searches find a batch of plans with the most probable factors of the host model and with draws of their posterior.
-    Then the batch is measured, and the model is fitted to all measurements.
+    As the method `learned` (`solve`), on anything that measures.
 
     Args:
         problem: a profiled or estimated problem.
@@ -383,9 +381,7 @@ def learn_host(
         prior: distribution of the factors before measurements.
         guide: suggests starts and moves to its searches.
         knowledge: results of other workloads on this host (`knowledge_of`); none by default.
-        is_traced: whether the measurer gives timelines. Then the first of several plans is one that shows every device
-            and link, and the first search gets `config.traced_share` of the budget; of four plans and more, the last
-            one or two are those of one long search with what is left.
+        is_traced: whether the measurer gives timelines.
 
     Raises:
         InvalidValue: the budget allows no measurement, or the measurer returned a wrong number of measurements.
@@ -399,38 +395,16 @@ def learn_host(
         hint="For example: Budget(measurements=16).",
     )
     config = (config or AgentConfig()).on(is_known=knowledge is not None)
+    if math.isinf(budget.evaluations) and math.isinf(budget.seconds):
+        budget = dataclasses.replace(budget, evaluations=config.whole_evaluations(budget.measurements))
     agent = Agent(problem, seed=seed, config=config, prior=prior, guide=guide, knowledge=knowledge, is_traced=is_traced)
-    begin, is_endless = time.monotonic(), math.isinf(budget.evaluations) and math.isinf(budget.seconds)
-    evaluations = config.whole_evaluations(budget.measurements) if is_endless else budget.evaluations
-    kept = min(LAST, budget.measurements // 4) if is_traced else 0
-    last_share = config.last_share if kept else 0.0
-    has_searched, granted = False, 0.0
-    while (
-        (left := budget.measurements - kept - agent.num_measured) > 0
-        and time.monotonic() - begin < (1.0 - last_share) * budget.seconds
-        and not agent.is_done
-    ):
-        count, share = min(config.batch, left), config.share(agent.num_measured, budget.measurements)
-        if is_traced:  # the first ones tell most: every batch is as large as all before it, up to the usual size
-            count = min(count, max(agent.num_measured, 1))
-            share = (1.0 - last_share) * ((1.0 - config.traced_share) * share if has_searched else config.traced_share)
-        plans = agent.survey() if is_traced and not agent.num_measured and left > 1 else []
-        if not plans:  # or no drawn placement fits into memory
-            each, granted = _scaled(Budget(evaluations, budget.seconds), share), granted + count * evaluations * share
-            # what earlier batches simulated beyond their shares is taken from this one
-            most = max((granted - agent.evaluations) / count, LEAST_SEARCHED)
-            each = Budget(min(each.evaluations, _scaled(Budget(most), 1.0).evaluations), each.seconds)
-            plans, has_searched = agent.propose(count, each), True
-        if not plans:
-            break
-        agent.learn(plans, _measured(measurer, plans))
-    rest = evaluations - agent.evaluations, budget.seconds - (time.monotonic() - begin)  # a placement, a second or more
-    if kept and min(rest) >= 1 and (plans := agent.last(kept, Budget(*rest))):
-        agent.learn(plans, _measured(measurer, plans))
+    simulator = Simulator(problem, threads=1)
+    host = TimedHost(simulator, partial(_measured, measurer), budget.seconds)
+    _explore(agent, Task(problem, simulator, budget, seed=seed, host=host), config, is_traced=is_traced)
     return agent
 
 
-def _measured(measurer: PlanMeasurer, plans: Sequence[Plan]) -> Sequence[Measurement]:
+def _measured(measurer: PlanMeasurer, plans: Sequence[Plan]) -> list[Measurement]:
     """What a measurer says of plans.
 
     Raises:
@@ -465,11 +439,21 @@ def solve(
     learner_file: LearnerFile | None = None,
     is_traced: bool = False,
 ) -> Agent | None:
-    """Learns the host from its measured steps, as `learn_host` does; returns the agent.
+    """Learns the host from its measured steps; returns the agent.
+
+    Each batch of plans is chosen with a host model that is fitted to the earlier measurements.
+
+    Model-based reinforcement learning with posterior sampling (Strens 2000, ICML; Osband et al. 2013, arXiv:1306.0940):
+    searches find a batch of plans with the most probable factors of the host model and with draws of their posterior.
+    Then the batch is measured, and the model is fitted to all measurements.
 
     A share of the task's evaluations or seconds goes to each plan that may be measured, and measuring goes on for as
     long as the host is open. Where a host measures some plans later than others, it learns from the results that have
-    come. Without a host it is `portfolio`. If steps are traced and none was before, the first plan is a survey.
+    come. Without a host it is `portfolio`.
+
+    If steps are traced, the first of several plans is one that shows every device and link, unless traced steps are
+    known; the first search gets `config.traced_share` of the budget; of four plans and more, the last one or two are
+    those of one long search with what is left.
 
     Args:
         task: scores, measures and counts.
@@ -504,48 +488,65 @@ def solve(
     )
     if known is not None:
         agent.learn(known.plans, known.outcomes)
-    is_surveyed = not is_traced or bool(task.raced) or (known is not None and known.is_traced)
-    budget, idle, scale_s = task.budget, 0, math.nan
-    if task.raced:  # by an interrupted search: it need not be measured again to be known
-        raced = [pair for plans, outcomes in task.raced for pair in zip(plans, outcomes, strict=True)]
-        scale_s = reference_s(outcome for _, outcome in raced[: config.batch])
-        _learn(agent, raced, scale_s)
-    while (left := task.measurements_left) > 0 and idle < MOST_IDLE:
-        share, before = config.share(task.measurements, budget.measurements), agent.evaluations
-        each = Budget(max(budget.evaluations * share, 1), budget.seconds * share)
-        plans, is_surveyed = [] if is_surveyed else agent.survey(), True
-        plans = plans or agent.propose(min(config.batch, left), each)
-        task.count(agent.evaluations - before)
-        idle = 0 if plans else idle + 1
-        if not plans:
-            continue
-        agent.expect(plans)
-        came = task.measure_some(plans)
-        if not came:
-            break
-        scale_s = reference_s(outcome for _, outcome in came) if math.isnan(scale_s) else scale_s
-        _learn(agent, came, scale_s)
-        task.tell(agent.figures())
-    if agent.is_done and (left := task.measurements_left) > 0:
-        share, before = config.last_share, agent.evaluations
-        seconds = min(task.seconds_left / 2, share * budget.seconds)  # the rest is for measuring
-        rest = min(task.evaluations_left, share * budget.evaluations), seconds
-        plans = agent.last(min(LAST, left), Budget(*rest)) if min(rest) >= 1 else []
-        task.count(agent.evaluations - before)
-        agent.expect(plans)
-        if plans and (came := task.measure_some(plans)):
-            _learn(agent, came, reference_s(outcome for _, outcome in came) if math.isnan(scale_s) else scale_s)
-            task.tell(agent.figures())
-    if late := task.measure_some([], is_all=True):
-        _learn(agent, late, reference_s(outcome for _, outcome in late) if math.isnan(scale_s) else scale_s)
-        task.tell(agent.figures())
+    is_surveyed = known is not None and known.is_traced
+    _explore(agent, task, config, is_traced=is_traced, is_surveyed=is_surveyed)
     return agent
 
 
-Came = Sequence[tuple[Plan, Measurement]]
-"""Measured plans, each with its measurement."""
+def _explore(agent: Agent, task: Task, config: AgentConfig, *, is_traced: bool, is_surveyed: bool = False) -> None:
+    """The loop of the agent: batches are proposed, measured and learned from, until the task's budget is spent."""
+    budget, scale_s = task.budget, math.nan
 
+    def learn(came: Sequence[tuple[Plan, Measurement]]) -> None:
+        nonlocal scale_s  # step times are those beside the first reference, so that a drift of the machine cancels
+        scale_s = reference_s(outcome for _, outcome in came[: config.batch]) if math.isnan(scale_s) else scale_s
+        agent.learn([plan for plan, _ in came], [outcome.beside(scale_s) for _, outcome in came])
 
-def _learn(agent: Agent, came: Came, scale_s: float) -> None:
-    """Gives the agent the results that have come, scaled to a reference whose step takes `scale_s`."""
-    agent.learn([plan for plan, _ in came], [outcome.beside(scale_s) for _, outcome in came])
+    def measure(plans: Sequence[Plan], *, is_all: bool = False) -> bool:
+        """Whether any result has come."""
+        agent.expect(plans)
+        if came := task.measure_some(plans, is_all=is_all):
+            learn(came)
+            task.tell(agent.figures())
+        return bool(came)
+
+    if task.raced:  # by an interrupted search: it need not be measured again to be known
+        learn([pair for plans, outcomes in task.raced for pair in zip(plans, outcomes, strict=True)])
+    # a last search takes a second or more
+    kept = min(LAST, budget.measurements // 4) if is_traced and config.last_share * budget.seconds >= 1 else 0
+    last_share = config.last_share if kept else 0.0
+    last_s = last_share * budget.seconds if math.isfinite(budget.seconds) else 0.0
+    is_surveyed, has_searched = is_surveyed or not is_traced or bool(task.raced), bool(task.raced)
+    granted, idle, kept_s = 0.0, 0, 0.0
+    while (
+        (left := task.measurements_left - kept) > 0
+        and task.measuring_s_left > last_s + kept_s
+        and idle < MOST_IDLE
+        and not agent.is_done
+    ):
+        count, share = min(config.batch, left), config.share(task.measurements, budget.measurements)
+        if is_traced:  # the first ones tell most: every batch is as large as all before it, up to the usual size
+            count = min(count, max(agent.num_measured, 1))
+            share = (1.0 - config.traced_share) * share if has_searched else config.traced_share / count
+            share *= 1.0 - last_share
+        spent = agent.evaluations
+        plans, is_surveyed = agent.survey() if not is_surveyed and left > 1 else [], True
+        if not plans:  # or no drawn placement fits into memory
+            each, granted = _scaled(budget, share), granted + count * budget.evaluations * share
+            # what earlier batches simulated beyond their shares is taken from this one
+            most = max((granted - agent.evaluations) / count, LEAST_SEARCHED)
+            each = Budget(min(each.evaluations, _scaled(Budget(most), 1.0).evaluations), each.seconds)
+            plans, has_searched = agent.propose(count, each), True
+        task.count(agent.evaluations - spent)
+        idle = 0 if plans else idle + 1
+        begin = time.monotonic()
+        if plans and not measure(plans):
+            break
+        kept_s = kept * (time.monotonic() - begin) / max(len(plans), 1)
+    measure([], is_all=True)
+    kept = min(kept, task.measurements_left)
+    rest = task.evaluations_left, min(task.measuring_s_left - kept_s, last_s or math.inf)
+    if kept and min(rest) >= 1:
+        spent, plans = agent.evaluations, agent.last(kept, Budget(*rest))
+        task.count(agent.evaluations - spent)
+        measure(plans, is_all=True)

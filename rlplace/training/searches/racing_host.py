@@ -103,10 +103,10 @@ class RacingHost:
         return self._clock() - self._end_s + self._budget_s
 
     @property
-    def is_open(self) -> bool:
-        """Whether there is time to run one more batch before the last race; the first one is always run."""
-        is_early = self._clock() < self._end_s - FINAL_SHARE * self._budget_s
-        return is_early or not self.raced.candidates.num_measured
+    def seconds_left(self) -> float:
+        """Seconds until the last race; infinite before the first one, which always runs."""
+        left_s = self._end_s - FINAL_SHARE * self._budget_s - self._clock()
+        return left_s if self.raced.candidates.num_measured else math.inf
 
     def resume(self, before: MethodResult) -> None:
         """Goes on from the method's earlier result; its task gets the spent budget."""
@@ -174,10 +174,15 @@ class RacingHost:
             self._record([plan for plan, _ in came], [outcome for _, outcome in came], self._round)
         return came
 
-    def decide(self) -> Plan | None:
-        """The best of the best measured placements, raced against each other while there is time."""
+    def decide(self, answer: Plan | None = None) -> Plan | None:
+        """The best of the best measured placements, raced against each other while there is time.
+
+        Args:
+            answer: one that the method takes for the best, whatever its own races say; none by default.
+        """
         self.measure_some([], is_all=True)
-        finalists = self.raced.best(FINALISTS)
+        named = [] if answer is None else [answer]
+        finalists = list({plan.fingerprint: plan for plan in named + self.raced.best(FINALISTS)}.values())[:FINALISTS]
         if len(finalists) > 1 and self._clock() < self._end_s:
             measurements = self._race(finalists, FINAL)
             # everyone ran in this race: its own ratios decide, those of earlier races were under other conditions

@@ -465,7 +465,7 @@ def search_and_measure(
     host.report()
     while (count := min(BATCH * host.num_workers, task.measurements_left)) > 0 and len(batch := host.promising(count)):
         task.measure(batch)
-    return host.end(host.decide(), learned)
+    return host.end(host.decide(learned.plan if isinstance(learned, Agent) else None), learned)
 
 
 def make_evaluator(

@@ -18,6 +18,7 @@ from rlplace.report.console import Progress, make_progress
 from rlplace.search.methods import METHODS, Method, register_method
 from rlplace.search.task import BestSoFar, Task
 from rlplace.session.session_records import MethodResult
+from rlplace.training.agent import Agent
 from rlplace.training.searches.racing_host import FINAL, ROUND, LoopBudget
 from rlplace.training.searches.search_all import search_and_measure
 from rlplace.training.tracking import NoTracker
@@ -75,10 +76,18 @@ def count_by_itself(task: Task, placements: NDArray[np.int32]) -> None:
         task.measure(row)
 
 
+def name_the_third(task: Task, placements: NDArray[np.int32]) -> Agent:
+    """An agent that takes a plan for the best that is not among those with the least measured times."""
+    measure_one_by_one(task, placements)
+    agent = Agent(task.problem, seed=0)
+    agent.learn([Simulator(task.problem).plan(placements[2])], [Measurement("ok", 1.0)])
+    return agent
+
+
 @pytest.fixture(autouse=True)
 def _methods() -> object:
     made = {"listed": score_listed, "asked": measure_one_by_one, "counted": count_by_itself, "raising": raise_after_two}
-    made["traced"] = measure_traced
+    made |= {"traced": measure_traced, "named": name_the_third}
     for name, solve in made.items():
         register_method(Method(name, solve, "search", "a test"))
     yield
@@ -124,6 +133,18 @@ def test_the_host_decides_among_what_the_simulator_liked() -> None:
     assert protocol == FINAL
     assert len(finalists) == 4
     assert [0, 0, 1, 1] in finalists
+
+
+def test_the_answer_of_an_agent_is_in_the_last_race_whatever_its_own_race_said() -> None:
+    host = FakeHost(wanted=[1, 1, 1, 1])
+    asked = [*[[1, 1, 1, 0], [1, 1, 0, 1], [0, 0, 0, 0], [1, 0, 1, 1], [0, 1, 1, 1]], [1, 1, 1, 1]]
+    found = run(host, asked, LoopBudget(100.0, 0.5, measurements=len(asked)), method="named")
+    protocol, finalists = host.races[-1]
+    assert protocol == FINAL
+    assert finalists[0] == [0, 0, 0, 0]
+    assert len(finalists) == 4
+    assert found.plan is not None
+    assert found.plan.devices.tolist() == [1, 1, 1, 1]  # the race decides
 
 
 def test_a_large_budget_measures_more_than_the_usual_number_of_candidates() -> None:
