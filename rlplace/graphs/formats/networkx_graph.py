@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
@@ -36,6 +38,7 @@ from rlplace.graphs.opgraph import (
     unique_names,
 )
 from rlplace.records import Count, described, read_record, record, shortened
+from rlplace.say import counted
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -56,6 +59,7 @@ def to_networkx(graph: OpGraph) -> nx.DiGraph[Any]:
         mutations=list(zip(graph.mutation_op.tolist(), graph.mutation_tensor.tolist(), strict=True)),
         outputs=graph.output_tensors.tolist(),
     )
+    result.graph |= {"notes": " ".join(graph.notes)} if graph.notes else {}
     starts, output_bytes = graph.output_offsets.tolist(), graph.output_bytes.tolist()
     tensor_bytes, tensor_output = graph.tensor_bytes.tolist(), graph.tensor_output.tolist()
     counts = {name: getattr(graph, name).tolist() for name in COUNTS}
@@ -119,7 +123,49 @@ def from_networkx(graph: nx.DiGraph[Any], *, where: str = "networkx graph") -> O
     outputs = step.add_own_edges() if is_ours else step.add_edges()
     step.fill()
     with located(where):
-        return step.graph(outputs)
+        made = step.graph(outputs)
+    kept = graph.graph.get("notes") if is_ours else None
+    return replace(made, notes=(shortened(str(kept), LONGEST_TEXT),) if kept else _notes(graph, nodes, made))
+
+
+def _notes(graph: nx.DiGraph[Any], nodes: Sequence[Hashable], made: OpGraph) -> tuple[str, ...]:
+    """What the graph does not say about costs, and what it says and nothing reads."""
+    rows = [graph.nodes[node] for node in nodes]
+    times = [find_attribute(row, "time_s")[1] for row in rows]
+    is_timed = any(time is not None for time in times)
+    cost = np.array([time or 0.0 for time in times]) if is_timed else made.flops + made.bytes_moved
+    says = ("time_s",) if is_timed else ("flops", "bytes_moved")
+    silent = [
+        op
+        for op in np.flatnonzero(~made.is_source & (cost == 0)).tolist()
+        if all(find_attribute(rows[op], field)[1] is None for field in says)
+    ]
+    unknown = unknown_costs(Counter(made.names[op] for op in silent), f"without {' or '.join(says)}, they take no time")
+    notes = list(zero_cost(made, cost) or unknown)
+    edges = [row for *_, row in graph.edges(data=True)]
+    for part, found, known in (("nodes", rows, NODE_NAMES), ("edges", edges, EDGE_NAMES)):
+        if names := Counter(str(name) for row in found for name in row if name not in known):
+            hint = "times are read from `time_s` of nodes, sizes from `bytes` of edges"
+            notes.append(f"attributes of {part} that nothing reads: {_named(names)} ({hint}).")
+    return tuple(notes)
+
+
+def zero_cost(graph: OpGraph, cost: NDArray[np.float64]) -> tuple[str, ...]:
+    """A note where no op of a graph has a cost (N,)."""
+    count = int(np.count_nonzero(~graph.is_source))
+    is_free = count > 0 and not np.any(cost[~graph.is_source] > 0)
+    return (f"{counted(count, 'op')} without FLOPs, bytes or times: the whole graph costs nothing.",) * is_free
+
+
+def unknown_costs(counts: Counter[str], meaning: str) -> tuple[str, ...]:
+    """A note on nodes whose cost is not known, counted by name; `meaning` says what they count as."""
+    return (f"{counted(counts.total(), 'node')} of unknown cost: {_named(counts)}; {meaning}.",) * bool(counts)
+
+
+def _named(counts: Counter[str], most: int = 8) -> str:
+    """The commonest names."""
+    named = [shortened(name) + f" ({count})" * (count > 1) for name, count in counts.most_common(most)]
+    return ", ".join([*named, *["..."] * (len(counts) > most)])
 
 
 def given_times_s(graph: nx.DiGraph[Any], *, where: str = "networkx graph") -> NDArray[np.float64] | None:
