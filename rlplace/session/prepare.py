@@ -365,6 +365,8 @@ def _twin(spec: WorkloadSpec) -> WorkloadSpec:
 
 EVALUATIONS = 10_000
 """Of the search that a choice is made for: it takes its share of them."""
+LEAST_TO_CHOOSE = 1000
+"""Evaluations of a search that micro-batches and orders of ops are chosen for, at least: few would choose blindly."""
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of micro-batches that `auto` may stand for."""
 MANY_DEVICES = 16
