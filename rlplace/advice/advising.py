@@ -26,7 +26,7 @@ from rlplace.measure.bounds import even_split_s, lower_bound_s
 from rlplace.measure.costs.profile import profile_costs, profile_links
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.placement import PlacedSplit
-from rlplace.measure.problem import OP_ORDERS, capacity_bytes, memory_bytes, single_device_peak_bytes, state_bytes
+from rlplace.measure.problem import OP_ORDERS, capacity_bytes, single_device_peak_bytes
 from rlplace.measure.timing.eager_step import EagerRecipe, EagerStep, check_has_values
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import make_progress
@@ -201,6 +201,7 @@ def _simulated(found: list[_Found], sharded: _Found | None, *, can_cut: bool) ->
     bound_s, bound = min((lower_bound_s(one.problem) for one in tried), key=lambda pair: pair[0])
     whole, cut = [one for one in found if one.count == 1], _best_cut(found)
     best = min(found, key=lambda one: one.step_s).problem
+    plain = [problem.host.devices[index] for index in plain_devices(problem)]
     can_split = best.graph.program is not None and best.graph.num_shards == 1
     return Figures(
         kind="simulated",
@@ -223,8 +224,9 @@ def _simulated(found: list[_Found], sharded: _Found | None, *, can_cut: bool) ->
         work_s=spread_s(best) if can_split and shard_counts(best) else None,
         eager_why="the host is simulated" if problem.host.is_simulated else "",
         op_order=problem.op_order,
-        state_bytes=state_bytes(problem.graph),
-        memory_bytes=memory_bytes(problem.host),
+        state_bytes=int(problem.graph.output_bytes[problem.graph.is_resident].sum() + problem.graph.state_bytes.sum()),
+        memory_bytes=sum({each.memory_pool or each.name: each.memory_bytes for each in plain}.values())
+        - sum(each.context_bytes for each in plain),
     )
 
 

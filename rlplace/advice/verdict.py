@@ -40,8 +40,8 @@ class Words:
     host: str = ""
     options: str = ""
     """Of the split that was asked for, with a space before them."""
-    problem: str = "problem"
-    """In Python."""
+    order: str = "rank"
+    """Of ops, in which a placement was found; the command line chooses it again."""
 
     def train(self, count: int | None = None, split: PlacedSplit | None = None) -> str:
         """The command that searches a placement; `count` micro-batches, or how many is left open where it is 0."""
@@ -50,7 +50,8 @@ class Words:
             cut = "" if count is None else f"micro_batches={count or 'K'}"
             parts = "" if split is None else f"split=rlplace.{split.plan}"
             given = ", ".join(filter(None, (cut, parts)))
-            return f"rlplace.capture(..., {given})" if given else f"rlplace.train({self.problem})"
+            ordered = f"dataclasses.replace(problem, op_order={self.order!r})" if self.order != "rank" else "problem"
+            return f"rlplace.capture(..., {given})" if given else f"rlplace.train({ordered})"
         options = "" if split is None else f" --split {split.classes} --split-parts {split.parts}"
         command = f"rlplace train {self.workload} --host {self.host}{options}"
         return f"{command}{f' --micro-batches {asked}' if asked else ''}"
@@ -170,8 +171,7 @@ def decide(figures: Figures, words: Words | None = None) -> Verdict:
         figures: of the step on its host.
         words: how to name both in the next command; by default as in Python.
     """
-    fits = f"dataclasses.replace(problem, op_order={figures.op_order!r})" if figures.op_order != "rank" else "problem"
-    words = words or Words(problem=fits)
+    words = words or Words(order=figures.op_order)
     choice, reason, following = _choose(figures, words)
     found, least = _ratios(figures, choice)
     over: Literal["eager", "one device", ""] = "eager" if figures.eager_s is not None else "one device"
@@ -234,9 +234,12 @@ def _split_of_ops(f: Figures, choice: Choice, words: Words) -> str:
 
 def _nothing_fits(f: Figures, words: Words) -> tuple[Choice, str, str]:
     if f.state_bytes > f.memory_bytes:
-        held = f"parameters and optimizer state alone take {format_bytes(f.state_bytes)}"
-        reason = f"{held}, and all devices together have {format_bytes(f.memory_bytes)}: no batch and no order fits"
-        return "more-memory", reason, "more memory, an optimizer with less state (sgd has none), or a smaller dtype"
+        return (
+            "more-memory",
+            f"parameters and optimizer state alone take {format_bytes(f.state_bytes)}, and all devices together have "
+            f"{format_bytes(f.memory_bytes)}: no batch and no order of ops fits",
+            "more memory, an optimizer with less state (sgd has none), or a smaller dtype",
+        )
     needs = (
         f"the step takes {format_bytes(f.single_bytes)} of {f.single_device}'s {format_bytes(f.single_capacity_bytes)} "
         f"and none of {f.num_placements:,} placements over the devices fits"

@@ -59,8 +59,6 @@ class GraphStatistics:
     colocation_classes: int
     top_targets: tuple[TargetTotal, ...]
     """Dearest first."""
-    notes: tuple[str, ...] = ()
-    """What the file of the graph left open."""
 
 
 def describe_graph(graph: OpGraph, cost_s: NDArray[np.float64] | None = None, *, top: int = 10) -> GraphStatistics:
@@ -104,7 +102,6 @@ def describe_graph(graph: OpGraph, cost_s: NDArray[np.float64] | None = None, *,
         critical_path_ops=int(depth.max(initial=0)),
         colocation_classes=len(np.unique(graph.colocation[graph.colocation >= 0])),
         top_targets=_top_targets(graph, cost_s, top),
-        notes=graph.notes,
     )
 
 

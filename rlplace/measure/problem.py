@@ -559,18 +559,6 @@ def single_device_peak_bytes(
     return held + int(levels.max(initial=0))
 
 
-def state_bytes(graph: OpGraph) -> int:
-    """Bytes of parameters, buffers and optimizer state, which stay allocated in any placement, batch and order."""
-    return int(graph.output_bytes[graph.is_resident].sum() + graph.state_bytes.sum())
-
-
-def memory_bytes(host: Host) -> int:
-    """Bytes of all devices together, contexts left out; a pool counts once, gangs have no memory of their own."""
-    plain = [device for device in host.devices if not device.members]
-    memory = {device.memory_pool or device.name: device.memory_bytes for device in plain}
-    return sum(memory.values()) - sum(device.context_bytes for device in plain)
-
-
 def capacity_bytes(host: Host, device: int) -> int:
     """The largest peak of a plan on one device: of a pool, its memory less the contexts of its other devices."""
     described = host.devices[device]

@@ -603,12 +603,11 @@ def find(
     """
     task = Task(problem, timer, budget, seed=seed)
     result = SearchResult.of(task, METHODS[method].run(task, **options))
-    is_cut = problem.graph.num_micro_batches > 1 and isinstance(timer, Simulator)
-    for order in OP_ORDERS[::-1] if is_cut else ():  # the one that needs least memory first
-        if result.devices is None and order != problem.op_order:
-            simulator = Simulator(replace(problem, op_order=order))
-            task = Task(simulator.problem, simulator, budget, seed=seed)
-            again = SearchResult.of(task, METHODS[method].run(task, **options))
-            plan = again.plan if again.plan or again.devices is None else simulator.plan(again.devices)
-            result = replace(again, plan=plan, evaluations=result.evaluations + again.evaluations)
+    others = [order for order in OP_ORDERS[::-1] if order != problem.op_order]  # what needs least memory first
+    while result.devices is None and others and problem.graph.num_micro_batches > 1 and isinstance(timer, Simulator):
+        simulator = Simulator(replace(problem, op_order=others.pop(0)))
+        task = Task(simulator.problem, simulator, budget, seed=seed)
+        again = SearchResult.of(task, METHODS[method].run(task, **options))
+        plan = again.plan if again.plan or again.devices is None else simulator.plan(again.devices)
+        result = replace(again, plan=plan, evaluations=result.evaluations + again.evaluations)
     return result

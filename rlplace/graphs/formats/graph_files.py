@@ -222,11 +222,10 @@ def save_json(graph: OpGraph, path: str | os.PathLike[str]) -> None:
     place = {text: number for number, text in enumerate(strings)}
     shapes, shape_column = _table(graph.tensor_shapes)
     data: dict[str, Any] = dict(
-        zip(_HEAD, ("rlplace-graph", SCHEMA, graph.fingerprint, strings, shapes, graph.names, graph.notes), strict=True)
+        zip(_HEAD, ("rlplace-graph", SCHEMA, graph.fingerprint, strings, shapes, graph.names), strict=False)
     )
     data |= {name: [place[text] for text in getattr(graph, name)] for name in _TEXTS}
-    if not graph.notes:
-        del data["notes"]
+    data |= {"notes": graph.notes} if graph.notes else {}
     left_out = {name for name in _PARTS if not np.any(getattr(graph, name) >= 0)}
     data |= {name: getattr(graph, name).tolist() for name in _RANGES if name not in left_out}
     data["tensor_shapes"] = shape_column

@@ -124,52 +124,48 @@ def from_networkx(graph: nx.DiGraph[Any], *, where: str = "networkx graph") -> O
     step.fill()
     with located(where):
         made = step.graph(outputs)
-    kept = graph.graph.get("notes") if is_ours else None
-    return replace(made, notes=(shortened(str(kept), LONGEST_TEXT),) if kept else _notes(graph, nodes, made))
+    kept = str(graph.graph.get("notes", "")) if is_ours else ""
+    return replace(made, notes=(shortened(kept, LONGEST_TEXT),) if kept else _notes(graph, nodes, made, where))
 
 
-def _notes(graph: nx.DiGraph[Any], nodes: Sequence[Hashable], made: OpGraph) -> tuple[str, ...]:
+def _notes(graph: nx.DiGraph[Any], nodes: Sequence[Hashable], made: OpGraph, where: str) -> tuple[str, ...]:
     """What the graph does not say about costs, and what it says and nothing reads."""
-    rows = [graph.nodes[node] for node in nodes]
-    times = [find_attribute(row, "time_s")[1] for row in rows]
-    is_timed = any(time is not None for time in times)
-    cost = np.array([time or 0.0 for time in times]) if is_timed else made.flops + made.bytes_moved
-    says = ("time_s",) if is_timed else ("flops", "bytes_moved")
-    silent = [
-        op
+    rows, times_s = [graph.nodes[node] for node in nodes], given_times_s(graph, where=where, nodes=nodes)
+    says = ("flops", "bytes_moved") if times_s is None else ("time_s",)
+    cost = made.flops + made.bytes_moved if times_s is None else times_s
+    silent = Counter(
+        made.names[op]
         for op in np.flatnonzero(~made.is_source & (cost == 0)).tolist()
         if all(find_attribute(rows[op], field)[1] is None for field in says)
-    ]
-    unknown = unknown_costs(Counter(made.names[op] for op in silent), f"without {' or '.join(says)}, they take no time")
-    notes = list(zero_cost(made, cost) or unknown)
-    edges = [row for *_, row in graph.edges(data=True)]
-    for part, found, known in (("nodes", rows, NODE_NAMES), ("edges", edges, EDGE_NAMES)):
-        if names := Counter(str(name) for row in found for name in row if name not in known):
-            hint = "times are read from `time_s` of nodes, sizes from `bytes` of edges"
-            notes.append(f"attributes of {part} that nothing reads: {_named(names)} ({hint}).")
-    return tuple(notes)
+    )
+    notes = zero_cost(made, cost) or note_on(silent, UNKNOWN, f"without {' or '.join(says)}, they take no time")
+    parts = {"nodes": (rows, NODE_NAMES), "edges": ([row for *_, row in graph.edges(data=True)], EDGE_NAMES)}
+    for part, (found, known) in parts.items():
+        dropped = Counter(str(name) for row in found for name in row if name not in known)
+        notes += note_on(dropped, f"attributes of {part} that nothing reads", "times are `time_s`, edges have `bytes`")
+    return notes
 
 
 def zero_cost(graph: OpGraph, cost: NDArray[np.float64]) -> tuple[str, ...]:
     """A note where no op of a graph has a cost (N,)."""
-    count = int(np.count_nonzero(~graph.is_source))
-    is_free = count > 0 and not np.any(cost[~graph.is_source] > 0)
-    return (f"{counted(count, 'op')} without FLOPs, bytes or times: the whole graph costs nothing.",) * is_free
+    count = 0 if np.any(cost[~graph.is_source] > 0) else int(np.count_nonzero(~graph.is_source))
+    return (f"{counted(count, 'op')} without FLOPs, bytes or times: the whole graph costs nothing.",) * bool(count)
 
 
-def unknown_costs(counts: Counter[str], meaning: str) -> tuple[str, ...]:
-    """A note on nodes whose cost is not known, counted by name; `meaning` says what they count as."""
-    return (f"{counted(counts.total(), 'node')} of unknown cost: {_named(counts)}; {meaning}.",) * bool(counts)
+UNKNOWN = "N nodes of unknown cost"
 
 
-def _named(counts: Counter[str], most: int = 8) -> str:
-    """The commonest names."""
+def note_on(counts: Counter[str], before: str, after: str, most: int = 8) -> tuple[str, ...]:
+    """A note with the commonest names between two texts, N as a number; none where there are no names."""
+    before = before.replace("N nodes", counted(counts.total(), "node"))
     named = [shortened(name) + f" ({count})" * (count > 1) for name, count in counts.most_common(most)]
-    return ", ".join([*named, *["..."] * (len(counts) > most)])
+    return (f"{before}: {', '.join([*named, *['...'] * (len(counts) > most)])}; {after}.",) * bool(counts)
 
 
-def given_times_s(graph: nx.DiGraph[Any], *, where: str = "networkx graph") -> NDArray[np.float64] | None:
-    """(N,) float64 seconds that the nodes give (`time_s`), in the order of `from_networkx`.
+def given_times_s(
+    graph: nx.DiGraph[Any], *, where: str = "networkx graph", nodes: Sequence[Hashable] = ()
+) -> NDArray[np.float64] | None:
+    """(N,) float64 seconds that the nodes give (`time_s`), in the order of `from_networkx`, or of `nodes`.
 
     An `OpGraph` holds no times: make `Costs` of these. A node that says nothing takes 0 s; None where no node says
     anything.
@@ -178,7 +174,7 @@ def given_times_s(graph: nx.DiGraph[Any], *, where: str = "networkx graph") -> N
         InvalidValue: the graph is cyclic or undirected, or a time is negative or no number.
     """
     times_s = []
-    for node in topological_nodes(graph, where):
+    for node in nodes or topological_nodes(graph, where):
         with located(where, node):
             times_s.append(read(graph.nodes[node], "time_s", None))
     if all(each is None for each in times_s):

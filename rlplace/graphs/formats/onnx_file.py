@@ -20,7 +20,7 @@ import numpy as np
 
 from rlplace.errors import FileProblem, InvalidValue, MissingExtra, RlplaceError, refuse_if
 from rlplace.files import read_plain
-from rlplace.graphs.formats.networkx_graph import unknown_costs
+from rlplace.graphs.formats.networkx_graph import UNKNOWN, note_on
 from rlplace.graphs.formats.onnx_limits import check_functions, check_lengths, check_message
 from rlplace.graphs.opgraph import (
     FORWARD,
@@ -203,9 +203,9 @@ class _Builder:
                     ids[output] = builder.add_tensor(TensorRow(op, place, value.num_bytes, value.shape, value.dtype))
         try:
             graph = builder.graph(sorted({ids[name] for name in results}))
-            return replace(graph, notes=unknown_costs(self.unknown, "each counts as one operation for each element"))
         except InvalidValue as error:
             raise InvalidValue(error.field, error.actual, error.expected, where=str(self.path)) from error
+        return replace(graph, notes=note_on(self.unknown, UNKNOWN, "each counts as one operation for each element"))
 
     def _facts(self, item: _Item, needed: set[str]) -> tuple[str, float, float]:
         """Signature, FLOPs and bytes moved."""
@@ -214,22 +214,22 @@ class _Builder:
         op_type, attributes = item.node.op_type, dict(_attributes(item.node))
         given = [self._known(name, item) if name else Value((), "", 0) for name in item.arguments]
         made = [self._known(name, item) for name in item.outputs if name in needed]
-        shapes = [value.shape for value in given], [value.shape for value in made]
-        if op_type in _ATTENTION:  # a cache says how long it is, whoever reads it
-            shapes[1][:] = [self.values[name].shape if name in self.values else () for name in item.node.output]
+        # a cache says how long it is, whoever reads it
+        told = item.node.output if op_type in _ATTENTION else [name for name in item.outputs if name in needed]
+        shapes = [value.shape for value in given], [self.values[name].shape for name in told if name in self.values]
         parts = [f"{value.dtype}{value.shape}" for value in given if value.dtype]
         parts += [f"{name}={value}" for name, value in sorted(attributes.items())]
         signature = f"{item.target}({', '.join(parts)})"
         self.num_characters += len(signature)
         if self.num_characters > MOST_TEXT:
             raise FileProblem(self.path, "nodes with too many inputs or attributes.")
-        is_documented = item.node.domain in ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
-        flops = node_flops(op_type, *shapes, attributes) if is_documented else None
-        if flops is None:
+        flops = node_flops(op_type, *shapes, attributes)
+        if flops is None or item.node.domain not in ("", "ai.onnx", "ai.onnx.ml", "com.microsoft"):
+            flops = _num_of_each(*shapes)
             self.unknown[shortened(op_type)] += 1
         return (
             signature,
-            _num_of_each(*shapes) if flops is None else flops,
+            flops,
             node_bytes(op_type, [value.num_bytes for value in given], [value.num_bytes for value in made]),
         )
 
@@ -542,35 +542,33 @@ _ATTENTION = {
     "MultiHeadAttention": 6, "QAttention": 8,
 }  # fmt: skip
 """Which input holds the keys of earlier tokens."""
-_EACH_ELEMENT = frozenset({
-    "Abs", "Acos", "Acosh", "Add", "AffineGrid", "And", "ArgMax", "ArgMin", "ArrayFeatureExtractor", "Asin",
-    "Asinh", "Atan", "Atanh", "AveragePool", "BatchNormalization", "Bernoulli", "BiasAdd", "BiasDropout",
-    "BiasGelu", "BiasSoftmax", "BiasSplitGelu", "Binarizer", "BitCast", "BitShift", "BitmaskBiasDropout",
-    "BitmaskDropout", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "BlackmanWindow", "Cast", "CastLike",
-    "Ceil", "Celu", "CenterCropPad", "Clip", "Col2Im", "Compress", "Concat", "Constant", "ConstantOfShape", "Cos",
-    "Cosh", "CumProd", "CumSum", "DepthToSpace", "DequantizeBFP", "DequantizeLinear", "Div", "Dropout",
-    "DynamicQuantizeLinear", "Elu", "EmbedLayerNormalization", "Equal", "Erf", "Exp", "Expand", "ExpandDims",
-    "EyeLike", "FastGelu", "FeatureVectorizer", "Flatten", "Floor", "Gather", "GatherBlockQuantized",
-    "GatherElements", "GatherND", "Gelu", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "Greater",
-    "GreaterOrEqual", "GroupNorm", "GroupNormalization", "HammingWindow", "HannWindow", "HardSigmoid", "HardSwish",
-    "Hardmax", "Identity", "Imputer", "InstanceNormalization", "IsAllFinite", "IsInf", "IsNaN", "LRN",
-    "LabelEncoder", "LayerNormalization", "LeakyRelu", "Less", "LessOrEqual", "Log", "LogSoftmax",
-    "LpNormalization", "LpPool", "Max", "MaxPool", "MaxUnpool", "Mean", "MeanVarianceNormalization", "Min", "Mish",
-    "Mod", "Mul", "Multinomial", "Neg", "NegativeLogLikelihoodLoss", "NhwcMaxPool", "NonZero", "Normalizer", "Not",
-    "OneHot", "OneHotEncoder", "Optional", "Or", "PRelu", "Pad", "Pow", "QEmbedLayerNormalization", "QLinearAdd",
-    "QLinearAveragePool", "QLinearConcat", "QLinearGlobalAveragePool", "QLinearLeakyRelu", "QLinearMul",
-    "QLinearReduceMean", "QLinearSigmoid", "QLinearSoftmax", "QLinearWhere", "QOrderedGelu",
-    "QOrderedLayerNormalization", "QuantizeBFP", "QuantizeLinear", "QuickGelu", "RMSNormalization", "RandomNormal",
-    "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Range", "Reciprocal", "ReduceL1", "ReduceL2",
-    "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum",
-    "ReduceSumInteger", "ReduceSumSquare", "Relu", "Reshape", "Resize", "ReverseSequence", "RotaryEmbedding",
-    "Round", "Scaler", "Scatter", "ScatterElements", "ScatterND", "Selu", "Shape", "Shrink", "Sigmoid", "Sign",
+_EACH_ELEMENT = frozenset({  # about one operation for each element, or none
+    "Abs", "Acos", "Acosh", "Add", "AffineGrid", "And", "ArgMax", "ArgMin", "ArrayFeatureExtractor", "Asin", "Asinh",
+    "Atan", "Atanh", "AveragePool", "BatchNormalization", "Bernoulli", "BiasAdd", "BiasDropout", "BiasGelu",
+    "BiasSoftmax", "BiasSplitGelu", "Binarizer", "BitCast", "BitShift", "BitmaskBiasDropout", "BitmaskDropout",
+    "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "BlackmanWindow", "Cast", "CastLike", "Ceil", "Celu",
+    "CenterCropPad", "Clip", "Col2Im", "Compress", "Concat", "Constant", "ConstantOfShape", "Cos", "Cosh", "CumProd",
+    "CumSum", "DepthToSpace", "DequantizeBFP", "DequantizeLinear", "Div", "Dropout", "DynamicQuantizeLinear", "Elu",
+    "EmbedLayerNormalization", "Equal", "Erf", "Exp", "Expand", "ExpandDims", "EyeLike", "FastGelu",
+    "FeatureVectorizer", "Flatten", "Floor", "Gather", "GatherBlockQuantized", "GatherElements", "GatherND", "Gelu",
+    "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "Greater", "GreaterOrEqual", "GroupNorm",
+    "GroupNormalization", "HammingWindow", "HannWindow", "HardSigmoid", "HardSwish", "Hardmax", "Identity", "Imputer",
+    "InstanceNormalization", "IsAllFinite", "IsInf", "IsNaN", "LRN", "LabelEncoder", "LayerNormalization", "LeakyRelu",
+    "Less", "LessOrEqual", "Log", "LogSoftmax", "LpNormalization", "LpPool", "Max", "MaxPool", "MaxUnpool", "Mean",
+    "MeanVarianceNormalization", "Min", "Mish", "Mod", "Mul", "Multinomial", "Neg", "NegativeLogLikelihoodLoss",
+    "NhwcMaxPool", "NonZero", "Normalizer", "Not", "OneHot", "OneHotEncoder", "Optional", "Or", "PRelu", "Pad", "Pow",
+    "QEmbedLayerNormalization", "QLinearAdd", "QLinearAveragePool", "QLinearConcat", "QLinearGlobalAveragePool",
+    "QLinearLeakyRelu", "QLinearMul", "QLinearReduceMean", "QLinearSigmoid", "QLinearSoftmax", "QLinearWhere",
+    "QOrderedGelu", "QOrderedLayerNormalization", "QuantizeBFP", "QuantizeLinear", "QuickGelu", "RMSNormalization",
+    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Range", "Reciprocal", "ReduceL1",
+    "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum",
+    "ReduceSumInteger", "ReduceSumSquare", "Relu", "Reshape", "Resize", "ReverseSequence", "RotaryEmbedding", "Round",
+    "Scaler", "Scatter", "ScatterElements", "ScatterND", "Selu", "Shape", "Shrink", "Sigmoid", "Sign",
     "SimplifiedLayerNormalization", "Sin", "Sinh", "Size", "SkipGroupNorm", "SkipLayerNormalization",
     "SkipSimplifiedLayerNormalization", "Slice", "Softmax", "SoftmaxCrossEntropyLoss", "Softplus", "Softsign",
     "SpaceToDepth", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "SwiGLU", "Swish", "Tan", "Tanh", "TensorScatter",
     "ThresholdedRelu", "Tile", "TopK", "Transpose", "Trilu", "Unsqueeze", "Upsample", "Where", "Xor",
 })  # fmt: skip
-"""Operators that do about one operation for each element, or only move it."""
 _TARGETS = {
     **dict.fromkeys(_PRODUCTS, "aten.matmul"), **dict.fromkeys(_CONVOLUTIONS, "aten.convolution"),
     **dict.fromkeys(_ATTENTION, "aten.scaled_dot_product_attention"),
@@ -625,13 +623,13 @@ def node_flops(
         if op_type in _EACH_ELEMENT:
             return _num_of_each(inputs, outputs)
         if op_type in _PRODUCTS:
-            is_turned = attributes.get("transA") and len(inputs[0]) > 1
-            axis = (0 if attributes.get("transBatchA") else -2) if is_turned else -1
+            is_last = not attributes.get("transA") or len(inputs[0]) < 2
+            axis = -1 if is_last else 0 if attributes.get("transBatchA") else -2
             return 2.0 * math.prod(outputs[0]) * inputs[0][axis]
         if op_type in _CONVOLUTIONS:
-            moved = inputs[0] if op_type.startswith("ConvTranspose") else outputs[0]
             _, channels, *kernel = inputs[_CONVOLUTIONS[op_type]]
-            return 2.0 * math.prod(moved) * channels * math.prod(kernel)
+            moved = (inputs if op_type.startswith("ConvTranspose") else outputs)[0]
+            return 2.0 * math.prod((*moved, channels, *kernel))
         if op_type in ("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"):
             return 2.0 * inputs[0][0] * inputs[0][1] * (math.prod(inputs[1]) + math.prod(inputs[2]))
         if op_type in _ATTENTION:
@@ -670,8 +668,8 @@ def _attention_flops(
         scored, new = scored * heads / (heads + 2 * of_keys), query[1]
     else:
         new = key[2] if len(key) == 4 else key[1]
-    earlier = inputs[past][-2] if len(inputs) > past and inputs[past] else 0
-    keys = outputs[1][-2] if len(outputs) > 1 and len(outputs[1]) > 3 else new + earlier
+    new += inputs[past][-2] if len(inputs) > past and inputs[past] else 0
+    keys = outputs[1][-2] if len(outputs) > 1 and len(outputs[1]) > 3 else new
     return projection + 2.0 * keys * (scored + used)
 
 
@@ -684,12 +682,15 @@ def _einsum_flops(equation: str, inputs: Sequence[Shape]) -> float:
     sizes: dict[str, int] = {}
     labels: list[str] = []
     for term, shape in zip(terms.split(","), inputs, strict=True):
-        axes = range(len(shape) - len(term.replace("...", "")), 0, -1)
-        labels.append(term.replace("...", "".join(chr(999 + axis) for axis in axes)))  # far from all letters
+        rank = len(shape) - len(term.replace("...", ""))
+        labels.append(term.replace("...", "".join(map(chr, range(999 + rank, 999, -1)))))  # far from all letters
         sizes |= {label: max(size, sizes.get(label, 1)) for label, size in zip(labels[-1], shape, strict=True)}
     named, is_dotted = Counter("".join(labels)), "..." in result or not arrow
-    kept = {label for label in sizes if (label in result if arrow else named[label] == 1)}
-    kept |= {label for label in sizes if is_dotted and ord(label) > 999}
+    kept = {
+        label
+        for label in sizes
+        if (label in result if arrow else named[label] == 1) or (is_dotted and ord(label) > 999)
+    }
     flops, held = 0.0, set(labels[0])
     for place, term in enumerate(labels[1:], 2):
         later = kept.union(*labels[place:])

@@ -16,7 +16,6 @@ Three patterns, each over 2, 4, ... and all devices that are not gangs; the best
 
 from __future__ import annotations
 
-import math
 import shutil
 import subprocess
 import tempfile
@@ -62,10 +61,9 @@ def whole_single_s(problem: Problem) -> float:
 
     program = problem.graph.program
     if program is None or program.origin.micro is None or problem.costs.source != "estimated":
-        return math.inf
+        return np.inf
     whole = Problem.estimate(capture_step(replace(program.origin, micro=None), program.optimizer), problem.host)
-    simulator = Simulator(whole)
-    return float(simulator.step_times(best_single(whole, simulator)[None])[0])
+    return float((simulator := Simulator(whole)).step_times(best_single(whole, simulator)[None])[0])
 
 
 def best_gang(problem: Problem, timer: StepTimer) -> NDArray[np.int32] | None:

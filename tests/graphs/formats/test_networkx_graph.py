@@ -300,7 +300,7 @@ def test_attributes_of_others_are_ignored(name: str) -> None:
     graph.add_edge("a", "b", **{name: 3})
     read = OpGraph.from_networkx(graph)
     assert read.names == ("a", "b")
-    assert [f"{part} that nothing reads: {name} " in " ".join(read.notes) for part in ("nodes", "edges")] == [True] * 2
+    assert [f"{part} that nothing reads: {name};" in " ".join(read.notes) for part in ("nodes", "edges")] == [True] * 2
 
 
 def written_by_others(path: Path, nodes: dict[str, dict[str, Any]], edges: dict[str, Any]) -> Path:
