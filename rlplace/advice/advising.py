@@ -21,19 +21,19 @@ from rlplace.errors import RlplaceError, RunnerError, UserError
 from rlplace.graphs import Constraints, OpGraph, SplitPlan
 from rlplace.graphs.capturing.trace import kept_traces
 from rlplace.locks import measuring_alone
-from rlplace.measure import Host, Measurement, Problem, RaceProtocol, Simulator
+from rlplace.measure import Host, Measurement, Plan, Problem, RaceProtocol, Simulator
 from rlplace.measure.bounds import even_split_s, lower_bound_s
 from rlplace.measure.costs.profile import profile_costs, profile_links
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.placement import PlacedSplit
-from rlplace.measure.problem import capacity_bytes, single_device_peak_bytes
+from rlplace.measure.problem import OP_ORDERS, capacity_bytes, single_device_peak_bytes
 from rlplace.measure.timing.eager_step import EagerRecipe, EagerStep, check_has_values
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import make_progress
 from rlplace.say import Say, format_seconds
 from rlplace.search import Budget, find
 from rlplace.search.parallel.choose_micro_batches import choose, shard_counts, spread_s
-from rlplace.search.rules.baselines import best_single, plain_devices
+from rlplace.search.rules.baselines import best_single, plain_devices, whole_single_s
 from rlplace.session.prepare import Steps, check_no_split, describe_cut, make_problem
 from rlplace.session.setup import NO_SPLIT, TWO, Setup
 from rlplace.workloads import WorkloadSpec
@@ -56,7 +56,7 @@ class _Found:
 
     problem: Problem
     simulator: Simulator
-    devices: NDArray[np.int32] | None = field(repr=False)
+    plan: Plan | None = field(repr=False)
     step_s: float
     evaluations: int
 
@@ -136,14 +136,18 @@ def advise(
 def _search(
     problem: Problem, seconds: float, evaluations: int, seed: int, start: NDArray[np.int32] | None = None
 ) -> _Found:
-    """The result of a short search, which goes on from `start`."""
-    simulator = Simulator(problem)
-    made = [find(problem, SEARCH, simulator, Budget(min(FIRST_EVALUATIONS, evaluations)), seed=seed, start=start)]
+    """The result of a short search, which goes on from `start`, in the order of ops in which something fits."""
+    first = Budget(min(FIRST_EVALUATIONS, evaluations))
+    made = [find(problem, SEARCH, Simulator(problem), first, seed=seed, start=start)]
+    problem = replace(problem, op_order=made[0].op_order)
     if evaluations > FIRST_EVALUATIONS:
-        more = Budget(evaluations - FIRST_EVALUATIONS, max(seconds, 0.1))
-        made.insert(0, find(problem, SEARCH, simulator, more, seed=seed, start=start))
+        orders = 1 if made[0].devices is not None else len(OP_ORDERS)
+        more = Budget(evaluations - FIRST_EVALUATIONS, max(seconds / orders, 0.1))
+        made.insert(0, find(problem, SEARCH, Simulator(problem), more, seed=seed, start=start))
     best = min(made, key=lambda one: one.step_time_s)
-    return _Found(problem, simulator, best.devices, best.step_time_s, sum(one.evaluations for one in made))
+    simulator = Simulator(replace(problem, op_order=best.op_order))
+    plan = simulator.plan(best.devices) if best.plan is None and best.devices is not None else best.plan
+    return _Found(simulator.problem, simulator, plan, best.step_time_s, sum(one.evaluations for one in made))
 
 
 def _sharded(
@@ -187,7 +191,7 @@ def _simulated(found: list[_Found], sharded: _Found | None, *, can_cut: bool) ->
     """The figures by simulation: of the first problem, which may be cut itself, and of the best of the others."""
     problem, simulator = found[0].problem, found[0].simulator
     single = best_single(problem, simulator)
-    single_s = float(simulator.step_times(single[None])[0])
+    single_s = min(float(simulator.step_times(single[None])[0]), whole_single_s(problem))
     device = (
         int(np.bincount(single).argmax())
         if math.isfinite(single_s)
@@ -197,6 +201,7 @@ def _simulated(found: list[_Found], sharded: _Found | None, *, can_cut: bool) ->
     bound_s, bound = min((lower_bound_s(one.problem) for one in tried), key=lambda pair: pair[0])
     whole, cut = [one for one in found if one.count == 1], _best_cut(found)
     best = min(found, key=lambda one: one.step_s).problem
+    plain = [problem.host.devices[index] for index in plain_devices(problem)]
     can_split = best.graph.program is not None and best.graph.num_shards == 1
     return Figures(
         kind="simulated",
@@ -218,6 +223,10 @@ def _simulated(found: list[_Found], sharded: _Found | None, *, can_cut: bool) ->
         sharded_count=1 if sharded is None else sharded.count,
         work_s=spread_s(best) if can_split and shard_counts(best) else None,
         eager_why="the host is simulated" if problem.host.is_simulated else "",
+        op_order=problem.op_order,
+        state_bytes=int(problem.graph.output_bytes[problem.graph.is_resident].sum() + problem.graph.state_bytes.sum()),
+        memory_bytes=sum({each.memory_pool or each.name: each.memory_bytes for each in plain}.values())
+        - sum(each.context_bytes for each in plain),
     )
 
 
@@ -272,8 +281,7 @@ def _race(
 ) -> tuple[Measurement | None, Measurement | None, Measurement | None, str]:
     """Measurements of the best single device, the best placement and eager, and why there is none of eager."""
     problem, simulator = one.problem, one.simulator
-    devices = [best_single(problem, simulator), *([] if one.devices is None else [one.devices])]
-    plans = [simulator.plan(row) for row in devices]
+    plans = [simulator.plan(best_single(problem, simulator)), *([] if one.plan is None else [one.plan])]
     eager, why = [EagerRecipe()], ""
     try:
         check_has_values(problem.graph)

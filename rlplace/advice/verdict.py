@@ -18,13 +18,14 @@ WORTH = 1.05
 PROMISING = 0.9
 """A split of the batch must promise this share of the best step, or less, to be tried."""
 
-Choice = Literal["place", "one-device", "eager", "cut-batch", "split-ops"]
+Choice = Literal["place", "one-device", "eager", "cut-batch", "split-ops", "more-memory"]
 WORDS: dict[Choice, str] = {
     "place": "place",
     "one-device": "stay on one device",
     "eager": "use eager/intra-op threads",
     "cut-batch": "cut the batch",
     "split-ops": "split ops",
+    "more-memory": "get more memory",
 }
 """Verdicts as people read them."""
 NOTHING_TO_RUN = "nothing: train as you do now"
@@ -39,6 +40,8 @@ class Words:
     host: str = ""
     options: str = ""
     """Of the split that was asked for, with a space before them."""
+    order: str = "rank"
+    """Of ops, in which a placement was found; the command line chooses it again."""
 
     def train(self, count: int | None = None, split: PlacedSplit | None = None) -> str:
         """The command that searches a placement; `count` micro-batches, or how many is left open where it is 0."""
@@ -47,7 +50,8 @@ class Words:
             cut = "" if count is None else f"micro_batches={count or 'K'}"
             parts = "" if split is None else f"split=rlplace.{split.plan}"
             given = ", ".join(filter(None, (cut, parts)))
-            return f"rlplace.capture(..., {given})" if given else "rlplace.train(problem)"
+            ordered = f"dataclasses.replace(problem, op_order={self.order!r})" if self.order != "rank" else "problem"
+            return f"rlplace.capture(..., {given})" if given else f"rlplace.train({ordered})"
         options = "" if split is None else f" --split {split.classes} --split-parts {split.parts}"
         command = f"rlplace train {self.workload} --host {self.host}{options}"
         return f"{command}{f' --micro-batches {asked}' if asked else ''}"
@@ -105,6 +109,12 @@ class Figures:
     """Why there is no such figure."""
     spread: float = 0.0
     """Relative spread of measured step times; 0 where they are simulated."""
+    op_order: str = "rank"
+    """The order of ops in which placements of the step as it was given were searched."""
+    state_bytes: int = 0
+    """Parameters, buffers and optimizer state, which every placement holds ..."""
+    memory_bytes: int = 0
+    """... in the memory of all devices together."""
 
     @property
     def best_s(self) -> float:
@@ -161,7 +171,7 @@ def decide(figures: Figures, words: Words | None = None) -> Verdict:
         figures: of the step on its host.
         words: how to name both in the next command; by default as in Python.
     """
-    words = words or Words()
+    words = words or Words(order=figures.op_order)
     choice, reason, following = _choose(figures, words)
     found, least = _ratios(figures, choice)
     over: Literal["eager", "one device", ""] = "eager" if figures.eager_s is not None else "one device"
@@ -223,6 +233,13 @@ def _split_of_ops(f: Figures, choice: Choice, words: Words) -> str:
 
 
 def _nothing_fits(f: Figures, words: Words) -> tuple[Choice, str, str]:
+    if f.state_bytes > f.memory_bytes:
+        return (
+            "more-memory",
+            f"parameters and optimizer state alone take {format_bytes(f.state_bytes)}, and all devices together have "
+            f"{format_bytes(f.memory_bytes)}: no batch and no order of ops fits",
+            "more memory, an optimizer with less state (sgd has none), or a smaller dtype",
+        )
     needs = (
         f"the step takes {format_bytes(f.single_bytes)} of {f.single_device}'s {format_bytes(f.single_capacity_bytes)} "
         f"and none of {f.num_placements:,} placements over the devices fits"
@@ -232,7 +249,7 @@ def _nothing_fits(f: Figures, words: Words) -> tuple[Choice, str, str]:
     tried = ", ".join(map(str, f.counts))
     return (
         "cut-batch",
-        f"{needs}, cut into {tried} micro-batches: it needs a smaller batch, or more memory",
+        f"{needs}, cut into {tried} micro-batches, in any order of ops: it needs a smaller batch, or more memory",
         "a smaller batch, then the same again",
     )
 

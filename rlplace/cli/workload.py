@@ -133,6 +133,7 @@ def describe(problem: Problem, top: int) -> dict[str, Any]:
         "schema": 1,
         "fingerprint": problem.graph.fingerprint,
         **asdict(describe_graph(problem.graph, op_time_s.min(axis=1), top=top)),
+        "notes": list(problem.graph.notes),
         "num_groups": problem.grouping.num_groups,
         "grouping": problem.grouping.rule,
         "costs_host": problem.host.name,

@@ -73,6 +73,7 @@ class OpGraph:
             and for all ops if nothing is split. An empty array means -1 for all ops.
         program: the executable graph, if the step was captured in this process; never saved.
         name: a display name, e.g. `nmt@small`; neither saved nor in the fingerprint.
+        notes: what the file of the graph left open, such as ops of unknown cost, in sentences; not in the fingerprint.
     """
 
     names: tuple[str, ...]
@@ -101,6 +102,7 @@ class OpGraph:
     shard: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     program: Program | None = field(default=None, repr=False)
     name: str = ""
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("micro_batch", "shard"):

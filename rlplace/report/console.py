@@ -648,6 +648,7 @@ def graph_table(facts: Mapping[str, Any]) -> Table:
         ("critical path", f"{facts['critical_path_ops']:,} ops, {format_seconds(facts['critical_path_s'])} on {host}"),
         ("one device", f"{format_seconds(facts['single_device_s'])} on {facts['single_device']} of {host}"),
         ("costs", f"{'by roofline' if facts['costs_source'] == 'estimated' else 'as the file gives them'}, on {host}"),
+        *(("warning", note) for note in facts["notes"]),
         ("read in" if facts["is_file"] else "captured in", format_seconds(facts["capture_s"])),
     ]
     return _facts(rows, title=str(facts["workload"]))

@@ -12,7 +12,7 @@ import contextlib
 import importlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Literal, cast
 
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from rlplace.errors import InvalidValue, UnknownName
 from rlplace.measure import Plan, Problem, Simulator
 from rlplace.measure.measurement import StepTimer
+from rlplace.measure.problem import OP_ORDERS
 from rlplace.registry import Registry
 from rlplace.search.task import BestSoFar, Budget, Saveable, Task
 
@@ -543,6 +544,8 @@ class SearchResult:
         history: the improvements of the best step time.
         learned: the learned policy or host model; None for a method that learns none.
         plan: `devices` with all orders fixed, if the step time is for another than the default order.
+        op_order: the default order of ops that the method searched in: another than the problem's where nothing fits in
+            that.
     """
 
     devices: NDArray[np.int32] | None
@@ -553,6 +556,7 @@ class SearchResult:
     history: tuple[BestSoFar, ...]
     learned: Saveable | None = None
     plan: Plan | None = None
+    op_order: str = "rank"
 
     def __repr__(self) -> str:
         """In one line: that of a dataclass would print every op."""
@@ -572,6 +576,7 @@ class SearchResult:
             tuple(task.history),
             learned,
             task.best_plan,
+            task.problem.op_order,
         )
 
 
@@ -580,11 +585,14 @@ def find(
 ) -> SearchResult:
     """The best placement that `method` finds within `budget`; deterministic for a seed and a number of evaluations.
 
+    Where nothing fits into memory, a step in micro-batches is searched once more in each other order of ops, until
+    something fits.
+
     Args:
         problem: the problem to place.
         method: a name of `METHODS`.
-        timer: scores placements.
-        budget: the budget; unlimited by default.
+        timer: scores placements; another order is tried only with a `Simulator`.
+        budget: the budget of each order; unlimited by default.
         seed: of all random draws.
         options: options of the method.
 
@@ -594,4 +602,12 @@ def find(
         MissingExtra: the method needs a package that is not installed.
     """
     task = Task(problem, timer, budget, seed=seed)
-    return SearchResult.of(task, METHODS[method].run(task, **options))
+    result = SearchResult.of(task, METHODS[method].run(task, **options))
+    others = [order for order in OP_ORDERS[::-1] if order != problem.op_order]  # what needs least memory first
+    while result.devices is None and others and problem.graph.num_micro_batches > 1 and isinstance(timer, Simulator):
+        simulator = Simulator(replace(problem, op_order=others.pop(0)))
+        task = Task(simulator.problem, simulator, budget, seed=seed)
+        again = SearchResult.of(task, METHODS[method].run(task, **options))
+        plan = again.plan if again.plan or again.devices is None else simulator.plan(again.devices)
+        result = replace(again, plan=plan, evaluations=result.evaluations + again.evaluations)
+    return result

@@ -15,6 +15,7 @@ import functools
 import math
 import platform
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -197,7 +198,8 @@ def read_graph(spec: WorkloadSpec, count: int = 1, dims: Mapping[str, int] | Non
     """
     from rlplace.graphs import load_graph
 
-    return load_graph(spec.path, dims=dims, micro_batches=count)
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # `judged` says its notes
+        return load_graph(spec.path, dims=dims, micro_batches=count)
 
 
 def make_problem(
@@ -376,6 +378,8 @@ def _twin(spec: WorkloadSpec) -> WorkloadSpec:
 
 EVALUATIONS = 10_000
 """Of the search that a choice is made for: it takes its share of them."""
+LEAST_TO_CHOOSE = 1000
+"""Evaluations of a search that micro-batches and orders of ops are chosen for, at least: few would choose blindly."""
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of micro-batches that `auto` may stand for."""
 MANY_DEVICES = 16
@@ -585,8 +589,8 @@ def split_words(split: PlacedSplit | None) -> dict[str, str]:
 
 
 def judged(graph: OpGraph) -> list[str]:
-    """Lines for people on a step that is cut or split: how its loss was judged, and what became of the split."""
-    verdict, lines = verdict_of(graph), list[str]()
+    """Lines for people on a step: what its file leaves open; how its loss was judged, what became of the split."""
+    verdict, lines = verdict_of(graph), [f"warning: {note}" for note in graph.notes]
     if verdict is not None:
         warning = "" if verdict["is_checked"] else "warning: "
         lines.append(f"{warning}{graph.num_micro_batches} micro-batches, loss {verdict['kind']}: {verdict['why']}")

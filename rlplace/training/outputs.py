@@ -44,7 +44,7 @@ from rlplace.report.chrome_trace import chrome_trace
 from rlplace.report.console import Progress, as_html, as_text
 from rlplace.say import Say, format_seconds
 from rlplace.search import Budget, find
-from rlplace.search.rules.baselines import best_gang, best_single, without_gangs
+from rlplace.search.rules.baselines import best_gang, best_single, whole_single_s, without_gangs
 from rlplace.search.task import Failure, Saveable
 from rlplace.session.calibrate import cut_words
 from rlplace.session.folder import RunFolder
@@ -615,6 +615,8 @@ def explain_run(
     kind: Kind = timeline.source
     by_name = {str(row["method"]): row for row in rows}
     one_device = _of_row("one device", by_name.get("single"), kind)
+    if kind == "simulated" and (whole_batch_s := whole_single_s(problem)) < (one_device.step_time_s or math.inf):
+        one_device = replace(one_device, step_time_s=whole_batch_s, note="the whole batch at once")
     row = by_name.get(method, {})
     whole = []
     if whole_s is not None:

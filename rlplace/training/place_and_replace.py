@@ -26,7 +26,7 @@ from rlplace.say import Say
 from rlplace.search import Budget, SearchResult, find
 from rlplace.search.rules import baselines
 from rlplace.session.folder import RunFolder
-from rlplace.session.prepare import Prepared, Steps, prepare
+from rlplace.session.prepare import LEAST_TO_CHOOSE, Prepared, Steps, prepare
 from rlplace.session.session import Session
 from rlplace.session.setup import Setup
 from rlplace.training.config import TrainConfig
@@ -56,9 +56,6 @@ from rlplace.training.train_and_resume import (
     run_job,
     written,
 )
-
-LEAST_TO_CHOOSE = 1000
-"""Evaluations of the search that micro-batches and orders of ops are chosen for, at least: few would choose blindly."""
 
 
 @one_thread_here()
@@ -114,7 +111,10 @@ def _placed(problem: Problem, simulator: Simulator, found: SearchResult, option:
     figures = {
         "kind": "simulated",
         "step_time_s": found.step_time_s,
-        "single_s": float(simulator.step_times(baselines.best_single(problem, simulator)[None])[0]),
+        "single_s": min(
+            float(simulator.step_times(baselines.best_single(problem, simulator)[None])[0]),
+            baselines.whole_single_s(problem),
+        ),
         "evaluations": found.evaluations,
         "plan_s": found.plan_s,
         "lower_bound_s": bound_s,

@@ -34,7 +34,7 @@ from rlplace.report.console import CleanConsole, Progress, make_progress
 from rlplace.say import clean, say
 from rlplace.search.improve.moves import are_kernels_kept
 from rlplace.session.folder import RunFolder
-from rlplace.session.prepare import Prepared, Steps, prepare, versions
+from rlplace.session.prepare import LEAST_TO_CHOOSE, Prepared, Steps, prepare, versions
 from rlplace.session.session import Session
 from rlplace.session.session_records import Request
 from rlplace.session.setup import Setup
@@ -370,6 +370,7 @@ def _prepared(job: Job, steps: Steps, session: Session, progress: Progress, is_r
         steps,
         progress.say,
         config,
+        evaluations=None if config.evaluations is None else max(config.evaluations, LEAST_TO_CHOOSE),
         most_s=math.inf if config.total_s is None else PROFILING_SHARE * config.total_s,
     )
 

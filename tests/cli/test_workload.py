@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import pytest
 from graph_files import rich_graph
 from micrographs import op_graph
@@ -149,6 +150,21 @@ def test_a_dnn_partitioning_file_brings_its_own_costs(tmp_path: Path, capsys: py
     (tmp_path / "split.json").write_text(json.dumps({"cpus": [], "fpgas": []}))
     assert main(["graph", str(tmp_path / "split.json")]) == 2
     assert "a split" in capsys.readouterr().err
+
+
+def test_what_a_file_leaves_open_is_said_once_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph = nx.DiGraph()
+    graph.add_nodes_from([("a", {"flops": 1e9, "time": 2.0}), ("b", {})])
+    graph.add_edge("a", "b")
+    nx.write_graphml(graph, tmp_path / "theirs.graphml")
+    assert main(["graph", str(tmp_path / "theirs.graphml"), "--json"]) == 0
+    said = capsys.readouterr()
+    unknown, unread = json.loads(said.out)["notes"]
+    assert unknown.startswith("1 node of unknown cost: b;")
+    assert "time" in unread
+    assert said.err.count("unknown cost") == said.err.count("nothing reads") == 1
+    assert main(["graph", str(tmp_path / "theirs.graphml")]) == 0
+    assert "unknown cost" in capsys.readouterr().out
 
 
 WORKLOAD = "nmt@layers=1,units=16,batch=4,steps=3,vocab=50"

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -28,11 +30,13 @@ from rlplace.graphs.formats.networkx_graph import (
     is_node_link,
     located,
     read_node_link,
+    zero_cost,
 )
 from rlplace.graphs.formats.onnx_file import load_onnx
 from rlplace.graphs.formats.published import load_dnn_partitioning, load_pipedream, pipedream_times_s
 from rlplace.graphs.opgraph import DTYPES, LARGEST_COUNT, PHASES, OpGraph
 from rlplace.records import described, read_record, record, shortened
+from rlplace.say import clean
 
 Format = Literal["json", "graphml", "onnx", "pipedream", "dot"]
 
@@ -50,6 +54,8 @@ def load_graph(
     path: str | os.PathLike[str], *, dims: Mapping[str, int] | None = None, micro_batches: int = 1
 ) -> OpGraph:
     """The graph in a file: own JSON, dnn-partitioning JSON, node-link JSON of networkx, GraphML, ONNX or a profile.
+
+    Warns of what the file leaves open (`OpGraph.notes`): ops of unknown cost, a graph without costs, unread attributes.
 
     Args:
         path: its ending determines the format (`ENDINGS`); for another ending, the first bytes determine it.
@@ -70,11 +76,16 @@ def load_graph(
         raise FileProblem(
             path, "DOT is for looking at: it does not hold a whole graph. Load a .json, .graphml or .onnx."
         )
-    if kind == "json":
-        return _load_json(path)
-    if kind == "onnx":
-        return load_onnx(path, dims=dims)
-    return load_pipedream(path, micro_batches) if kind == "pipedream" else load_graphml(path)
+    readers: dict[Format, Callable[[], OpGraph]] = {
+        "json": lambda: _load_json(path),
+        "onnx": lambda: load_onnx(path, dims=dims),
+        "pipedream": lambda: load_pipedream(path, micro_batches),
+        "graphml": lambda: load_graphml(path),
+    }
+    graph = readers[kind]()
+    for note in graph.notes:
+        warnings.warn(clean(f"{path}: {note}"), RuntimeWarning, stacklevel=2)
+    return graph
 
 
 def load_times_s(path: str | os.PathLike[str], *, micro_batches: int = 1) -> NDArray[np.float64] | None:
@@ -185,7 +196,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(_PARTS, (-1, _LARGEST_INDEX)),
 }
 """Arrays of numbers, in the order of the file, and the range of their entries."""
-_HEAD = ("format", "schema", "fingerprint", "strings", "shapes", "names")
+_HEAD = ("format", "schema", "fingerprint", "strings", "shapes", "names", "notes")
 
 
 @record(frozen=True, slots=True)
@@ -198,6 +209,7 @@ class _Head:
     shapes: tuple[tuple[Size, ...], ...]
     names: tuple[str, ...]
     fingerprint: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 def save_json(graph: OpGraph, path: str | os.PathLike[str]) -> None:
@@ -210,9 +222,10 @@ def save_json(graph: OpGraph, path: str | os.PathLike[str]) -> None:
     place = {text: number for number, text in enumerate(strings)}
     shapes, shape_column = _table(graph.tensor_shapes)
     data: dict[str, Any] = dict(
-        zip(_HEAD, ("rlplace-graph", SCHEMA, graph.fingerprint, strings, shapes, graph.names), strict=True)
+        zip(_HEAD, ("rlplace-graph", SCHEMA, graph.fingerprint, strings, shapes, graph.names), strict=False)
     )
     data |= {name: [place[text] for text in getattr(graph, name)] for name in _TEXTS}
+    data |= {"notes": graph.notes} if graph.notes else {}
     left_out = {name for name in _PARTS if not np.any(getattr(graph, name) >= 0)}
     data |= {name: getattr(graph, name).tolist() for name in _RANGES if name not in left_out}
     data["tensor_shapes"] = shape_column
@@ -255,7 +268,7 @@ def graph_from_json(data: object, *, where: str) -> OpGraph:
             f"its fingerprint is {described(head.fingerprint)!r}, but its content's is {graph.fingerprint!r}: the file "
             "was damaged or edited. Remove the field `fingerprint` if you edited it.",
         )
-    return graph
+    return replace(graph, notes=head.notes or zero_cost(graph, graph.flops + graph.bytes_moved))
 
 
 def _table(items: Iterable[Item]) -> tuple[list[Item], list[int]]:

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
@@ -36,6 +38,7 @@ from rlplace.graphs.opgraph import (
     unique_names,
 )
 from rlplace.records import Count, described, read_record, record, shortened
+from rlplace.say import counted
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -56,6 +59,7 @@ def to_networkx(graph: OpGraph) -> nx.DiGraph[Any]:
         mutations=list(zip(graph.mutation_op.tolist(), graph.mutation_tensor.tolist(), strict=True)),
         outputs=graph.output_tensors.tolist(),
     )
+    result.graph |= {"notes": " ".join(graph.notes)} if graph.notes else {}
     starts, output_bytes = graph.output_offsets.tolist(), graph.output_bytes.tolist()
     tensor_bytes, tensor_output = graph.tensor_bytes.tolist(), graph.tensor_output.tolist()
     counts = {name: getattr(graph, name).tolist() for name in COUNTS}
@@ -119,11 +123,49 @@ def from_networkx(graph: nx.DiGraph[Any], *, where: str = "networkx graph") -> O
     outputs = step.add_own_edges() if is_ours else step.add_edges()
     step.fill()
     with located(where):
-        return step.graph(outputs)
+        made = step.graph(outputs)
+    kept = str(graph.graph.get("notes", "")) if is_ours else ""
+    return replace(made, notes=(shortened(kept, LONGEST_TEXT),) if kept else _notes(graph, nodes, made, where))
 
 
-def given_times_s(graph: nx.DiGraph[Any], *, where: str = "networkx graph") -> NDArray[np.float64] | None:
-    """(N,) float64 seconds that the nodes give (`time_s`), in the order of `from_networkx`.
+def _notes(graph: nx.DiGraph[Any], nodes: Sequence[Hashable], made: OpGraph, where: str) -> tuple[str, ...]:
+    """What the graph does not say about costs, and what it says and nothing reads."""
+    rows, times_s = [graph.nodes[node] for node in nodes], given_times_s(graph, where=where, nodes=nodes)
+    says = ("flops", "bytes_moved") if times_s is None else ("time_s",)
+    cost = made.flops + made.bytes_moved if times_s is None else times_s
+    silent = Counter(
+        made.names[op]
+        for op in np.flatnonzero(~made.is_source & (cost == 0)).tolist()
+        if all(find_attribute(rows[op], field)[1] is None for field in says)
+    )
+    notes = zero_cost(made, cost) or note_on(silent, UNKNOWN, f"without {' or '.join(says)}, they take no time")
+    parts = {"nodes": (rows, NODE_NAMES), "edges": ([row for *_, row in graph.edges(data=True)], EDGE_NAMES)}
+    for part, (found, known) in parts.items():
+        dropped = Counter(str(name) for row in found for name in row if name not in known)
+        notes += note_on(dropped, f"attributes of {part} that nothing reads", "times are `time_s`, edges have `bytes`")
+    return notes
+
+
+def zero_cost(graph: OpGraph, cost: NDArray[np.float64]) -> tuple[str, ...]:
+    """A note where no op of a graph has a cost (N,)."""
+    count = 0 if np.any(cost[~graph.is_source] > 0) else int(np.count_nonzero(~graph.is_source))
+    return (f"{counted(count, 'op')} without FLOPs, bytes or times: the whole graph costs nothing.",) * bool(count)
+
+
+UNKNOWN = "N nodes of unknown cost"
+
+
+def note_on(counts: Counter[str], before: str, after: str, most: int = 8) -> tuple[str, ...]:
+    """A note with the commonest names between two texts, N as a number; none where there are no names."""
+    before = before.replace("N nodes", counted(counts.total(), "node"))
+    named = [shortened(name) + f" ({count})" * (count > 1) for name, count in counts.most_common(most)]
+    return (f"{before}: {', '.join([*named, *['...'] * (len(counts) > most)])}; {after}.",) * bool(counts)
+
+
+def given_times_s(
+    graph: nx.DiGraph[Any], *, where: str = "networkx graph", nodes: Sequence[Hashable] = ()
+) -> NDArray[np.float64] | None:
+    """(N,) float64 seconds that the nodes give (`time_s`), in the order of `from_networkx`, or of `nodes`.
 
     An `OpGraph` holds no times: make `Costs` of these. A node that says nothing takes 0 s; None where no node says
     anything.
@@ -132,7 +174,7 @@ def given_times_s(graph: nx.DiGraph[Any], *, where: str = "networkx graph") -> N
         InvalidValue: the graph is cyclic or undirected, or a time is negative or no number.
     """
     times_s = []
-    for node in topological_nodes(graph, where):
+    for node in nodes or topological_nodes(graph, where):
         with located(where, node):
             times_s.append(read(graph.nodes[node], "time_s", None))
     if all(each is None for each in times_s):

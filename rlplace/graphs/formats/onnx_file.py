@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 
 from rlplace.errors import FileProblem, InvalidValue, MissingExtra, RlplaceError, refuse_if
 from rlplace.files import read_plain
+from rlplace.graphs.formats.networkx_graph import UNKNOWN, note_on
 from rlplace.graphs.formats.onnx_limits import check_functions, check_lengths, check_message
 from rlplace.graphs.opgraph import (
     FORWARD,
@@ -109,6 +111,7 @@ class _Builder:
         self.base: dict[str, str] = {}  # the value whose memory a value shows; itself if it is no view
         self.items: list[_Item] = []
         self.num_characters = 0  # of signatures
+        self.unknown: Counter[str] = Counter()  # nodes whose cost is not known, by operator
 
     def graph(self) -> OpGraph:
         graph = self.onnx_graph
@@ -199,9 +202,10 @@ class _Builder:
                     value = self._known(output, item)
                     ids[output] = builder.add_tensor(TensorRow(op, place, value.num_bytes, value.shape, value.dtype))
         try:
-            return builder.graph(sorted({ids[name] for name in results}))
+            graph = builder.graph(sorted({ids[name] for name in results}))
         except InvalidValue as error:
             raise InvalidValue(error.field, error.actual, error.expected, where=str(self.path)) from error
+        return replace(graph, notes=note_on(self.unknown, UNKNOWN, "each counts as one operation for each element"))
 
     def _facts(self, item: _Item, needed: set[str]) -> tuple[str, float, float]:
         """Signature, FLOPs and bytes moved."""
@@ -210,15 +214,22 @@ class _Builder:
         op_type, attributes = item.node.op_type, dict(_attributes(item.node))
         given = [self._known(name, item) if name else Value((), "", 0) for name in item.arguments]
         made = [self._known(name, item) for name in item.outputs if name in needed]
+        # a cache says how long it is, whoever reads it
+        told = item.node.output if op_type in _ATTENTION else [name for name in item.outputs if name in needed]
+        shapes = [value.shape for value in given], [self.values[name].shape for name in told if name in self.values]
         parts = [f"{value.dtype}{value.shape}" for value in given if value.dtype]
         parts += [f"{name}={value}" for name, value in sorted(attributes.items())]
         signature = f"{item.target}({', '.join(parts)})"
         self.num_characters += len(signature)
         if self.num_characters > MOST_TEXT:
             raise FileProblem(self.path, "nodes with too many inputs or attributes.")
+        flops = node_flops(op_type, *shapes, attributes)
+        if flops is None or item.node.domain not in ("", "ai.onnx", "ai.onnx.ml", "com.microsoft"):
+            flops = _num_of_each(*shapes)
+            self.unknown[shortened(op_type)] += 1
         return (
             signature,
-            node_flops(op_type, [value.shape for value in given], [value.shape for value in made], attributes),
+            flops,
             node_bytes(op_type, [value.num_bytes for value in given], [value.num_bytes for value in made]),
         )
 
@@ -516,27 +527,66 @@ SHAPE_INPUTS: dict[str, int] = {
 }  # fmt: skip
 """From which input on a node reads shapes and the like: known before the step, so no tensors that have to be there."""
 
+_PRODUCTS = frozenset({
+    "DynamicQuantizeMatMul", "FusedGemm", "FusedMatMul", "FusedMatMulActivation", "Gemm", "GemmFastGelu", "GemmFloat8",
+    "MatMul", "MatMulBnb4", "MatMulFpQ4", "MatMulInteger", "MatMulIntegerToFloat", "MatMulNBits", "QGemm",
+    "QLinearMatMul", "QOrderedMatMul", "SparseToDenseMatMul", "TransposeMatMul",
+})  # fmt: skip
+_CONVOLUTIONS = {  # the place of the weight among inputs
+    **dict.fromkeys(("CausalConvWithState", "Conv", "ConvInteger", "ConvTranspose", "ConvTransposeWithDynamicPads"), 1),
+    **dict.fromkeys(("DeformConv", "FusedConv", "NhwcConv", "NhwcFusedConv"), 1),
+    "QLinearConv": 3,
+}
+_ATTENTION = {
+    "Attention": 4, "DecoderMaskedMultiHeadAttention": 5, "DecoderMaskedSelfAttention": 4, "GroupQueryAttention": 3,
+    "MultiHeadAttention": 6, "QAttention": 8,
+}  # fmt: skip
+"""Which input holds the keys of earlier tokens."""
+_EACH_ELEMENT = frozenset({  # about one operation for each element, or none
+    "Abs", "Acos", "Acosh", "Add", "AffineGrid", "And", "ArgMax", "ArgMin", "ArrayFeatureExtractor", "Asin", "Asinh",
+    "Atan", "Atanh", "AveragePool", "BatchNormalization", "Bernoulli", "BiasAdd", "BiasDropout", "BiasGelu",
+    "BiasSoftmax", "BiasSplitGelu", "Binarizer", "BitCast", "BitShift", "BitmaskBiasDropout", "BitmaskDropout",
+    "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "BlackmanWindow", "Cast", "CastLike", "Ceil", "Celu",
+    "CenterCropPad", "Clip", "Col2Im", "Compress", "Concat", "Constant", "ConstantOfShape", "Cos", "Cosh", "CumProd",
+    "CumSum", "DepthToSpace", "DequantizeBFP", "DequantizeLinear", "Div", "Dropout", "DynamicQuantizeLinear", "Elu",
+    "EmbedLayerNormalization", "Equal", "Erf", "Exp", "Expand", "ExpandDims", "EyeLike", "FastGelu",
+    "FeatureVectorizer", "Flatten", "Floor", "Gather", "GatherBlockQuantized", "GatherElements", "GatherND", "Gelu",
+    "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "Greater", "GreaterOrEqual", "GroupNorm",
+    "GroupNormalization", "HammingWindow", "HannWindow", "HardSigmoid", "HardSwish", "Hardmax", "Identity", "Imputer",
+    "InstanceNormalization", "IsAllFinite", "IsInf", "IsNaN", "LRN", "LabelEncoder", "LayerNormalization", "LeakyRelu",
+    "Less", "LessOrEqual", "Log", "LogSoftmax", "LpNormalization", "LpPool", "Max", "MaxPool", "MaxUnpool", "Mean",
+    "MeanVarianceNormalization", "Min", "Mish", "Mod", "Mul", "Multinomial", "Neg", "NegativeLogLikelihoodLoss",
+    "NhwcMaxPool", "NonZero", "Normalizer", "Not", "OneHot", "OneHotEncoder", "Optional", "Or", "PRelu", "Pad", "Pow",
+    "QEmbedLayerNormalization", "QLinearAdd", "QLinearAveragePool", "QLinearConcat", "QLinearGlobalAveragePool",
+    "QLinearLeakyRelu", "QLinearMul", "QLinearReduceMean", "QLinearSigmoid", "QLinearSoftmax", "QLinearWhere",
+    "QOrderedGelu", "QOrderedLayerNormalization", "QuantizeBFP", "QuantizeLinear", "QuickGelu", "RMSNormalization",
+    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Range", "Reciprocal", "ReduceL1",
+    "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum",
+    "ReduceSumInteger", "ReduceSumSquare", "Relu", "Reshape", "Resize", "ReverseSequence", "RotaryEmbedding", "Round",
+    "Scaler", "Scatter", "ScatterElements", "ScatterND", "Selu", "Shape", "Shrink", "Sigmoid", "Sign",
+    "SimplifiedLayerNormalization", "Sin", "Sinh", "Size", "SkipGroupNorm", "SkipLayerNormalization",
+    "SkipSimplifiedLayerNormalization", "Slice", "Softmax", "SoftmaxCrossEntropyLoss", "Softplus", "Softsign",
+    "SpaceToDepth", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "SwiGLU", "Swish", "Tan", "Tanh", "TensorScatter",
+    "ThresholdedRelu", "Tile", "TopK", "Transpose", "Trilu", "Unsqueeze", "Upsample", "Where", "Xor",
+})  # fmt: skip
 _TARGETS = {
-    "ArgMax": "aten.argmax", "ArgMin": "aten.argmin", "CumSum": "aten.cumsum",
-    "Attention": "aten.scaled_dot_product_attention", "AveragePool": "aten.avg_pool2d",
-    "BatchNormalization": "aten.native_batch_norm", "BitShift": "aten.bitwise_left_shift", "Conv": "aten.convolution",
-    "ConvInteger": "aten.convolution", "ConvTranspose": "aten.convolution", "Einsum": "aten.einsum",
-    "FusedGemm": "aten.addmm", "FusedMatMul": "aten.matmul", "GRU": "aten.gru", "Gather": "aten.embedding",
-    "GatherElements": "aten.gather", "GatherND": "aten.gather", "Gemm": "aten.addmm",
-    "GlobalAveragePool": "aten.adaptive_avg_pool2d", "GlobalMaxPool": "aten.adaptive_max_pool2d",
-    "GroupNormalization": "aten.native_group_norm", "GroupQueryAttention": "aten.scaled_dot_product_attention",
-    "InstanceNormalization": "aten.instance_norm", "LSTM": "aten.lstm", "LayerNormalization": "aten.native_layer_norm",
-    "LogSoftmax": "aten._log_softmax", "LpNormalization": "aten.linalg_vector_norm", "MatMul": "aten.matmul",
-    "MatMulInteger": "aten.matmul", "MatMulNBits": "aten.matmul", "Max": "aten.maximum", "MaxPool": "aten.max_pool2d",
-    "Mean": "aten.add", "MeanVarianceNormalization": "aten.native_layer_norm", "Min": "aten.minimum",
-    "MultiHeadAttention": "aten.scaled_dot_product_attention", "NonZero": "aten.nonzero",
-    "QLinearConv": "aten.convolution", "QLinearMatMul": "aten.matmul", "RMSNormalization": "aten._fused_rms_norm",
-    "RNN": "aten.rnn_tanh", "ReduceMax": "aten.amax", "ReduceMean": "aten.mean", "ReduceMin": "aten.amin",
-    "ReduceProd": "aten.prod", "ScatterElements": "aten.scatter", "ScatterND": "aten.index_put",
+    **dict.fromkeys(_PRODUCTS, "aten.matmul"), **dict.fromkeys(_CONVOLUTIONS, "aten.convolution"),
+    **dict.fromkeys(_ATTENTION, "aten.scaled_dot_product_attention"),
+    "DynamicQuantizeLSTM": "aten.lstm", "GRU": "aten.gru", "LSTM": "aten.lstm", "RNN": "aten.rnn_tanh",
+    "ArgMax": "aten.argmax", "ArgMin": "aten.argmin", "AveragePool": "aten.avg_pool2d",
+    "BatchNormalization": "aten.native_batch_norm", "BitShift": "aten.bitwise_left_shift", "CumSum": "aten.cumsum",
+    "Einsum": "aten.einsum", "FusedGemm": "aten.addmm", "Gather": "aten.embedding", "GatherElements": "aten.gather",
+    "GatherND": "aten.gather", "Gemm": "aten.addmm", "GlobalAveragePool": "aten.adaptive_avg_pool2d",
+    "GlobalMaxPool": "aten.adaptive_max_pool2d", "GroupNormalization": "aten.native_group_norm",
+    "InstanceNormalization": "aten.instance_norm", "LayerNormalization": "aten.native_layer_norm",
+    "LogSoftmax": "aten._log_softmax", "LpNormalization": "aten.linalg_vector_norm", "Max": "aten.maximum",
+    "MaxPool": "aten.max_pool2d", "Mean": "aten.add", "MeanVarianceNormalization": "aten.native_layer_norm",
+    "Min": "aten.minimum", "NonZero": "aten.nonzero", "RMSNormalization": "aten._fused_rms_norm",
+    "ReduceMax": "aten.amax", "ReduceMean": "aten.mean", "ReduceMin": "aten.amin", "ReduceProd": "aten.prod",
+    "ScatterElements": "aten.scatter", "ScatterND": "aten.index_put",
     "SimplifiedLayerNormalization": "aten._fused_rms_norm", "SkipLayerNormalization": "aten.native_layer_norm",
     "Softmax": "aten._softmax", "Sum": "aten.add", "TopK": "aten.topk",
 }  # fmt: skip
-_PRODUCTS = frozenset({"MatMul", "MatMulInteger", "QLinearMatMul", "FusedMatMul", "Gemm", "FusedGemm"})
 
 
 def target_of(op_type: str, domain: str) -> str:
@@ -556,12 +606,12 @@ def target_of(op_type: str, domain: str) -> str:
 
 
 def node_flops(
-    op_type: str, inputs: Sequence[Shape], outputs: Sequence[Shape], attributes: Mapping[str, object]
-) -> float:
-    """Floating-point operations of one node; a multiply-add counts as two.
+    op_type: str, inputs: Sequence[Shape], outputs: Sequence[Shape], attributes: Mapping[str, Any]
+) -> float | None:
+    """Floating-point operations of one node; a multiply-add counts as two. None where the operator is not known.
 
-    Matrix products, convolutions, attention, recurrent layers and Einsum by their definitions in the ONNX operator
-    documentation; any other node one operation for each element of its larger side.
+    Products, convolutions, attention (masked scores too), recurrent layers and Einsum by their definitions in the
+    documentation of ONNX, or of ONNX Runtime; others that are known one operation an element of the larger side.
 
     Args:
         op_type: of the ONNX operator.
@@ -569,19 +619,27 @@ def node_flops(
         outputs: shapes of its outputs.
         attributes: of the node.
     """
-    out = math.prod(outputs[0]) if outputs else 0
-    if op_type in _PRODUCTS and len(inputs) >= 2 and inputs[0]:
-        return 2.0 * out * (inputs[0][-2] if attributes.get("transA") and len(inputs[0]) > 1 else inputs[0][-1])
-    if op_type in ("Conv", "ConvInteger", "ConvTranspose", "QLinearConv") and len(inputs) >= 2:
-        weight = inputs[3] if op_type == "QLinearConv" and len(inputs) > 3 else inputs[1]
-        moved = math.prod(inputs[0]) if op_type == "ConvTranspose" else out
-        return 2.0 * moved * math.prod(weight[1:])
-    if op_type in ("LSTM", "GRU", "RNN") and len(inputs) >= 3 and len(inputs[0]) == 3:
-        return 2.0 * inputs[0][0] * inputs[0][1] * (math.prod(inputs[1]) + math.prod(inputs[2]))
-    if op_type in ("Attention", "MultiHeadAttention", "GroupQueryAttention") and inputs and len(inputs[0]) >= 3:
-        return _attention_flops(inputs, out)
-    if op_type == "Einsum" and (found := _einsum_flops(str(attributes.get("equation", "")), inputs, out)) is not None:
-        return found
+    try:
+        if op_type in _EACH_ELEMENT:
+            return _num_of_each(inputs, outputs)
+        if op_type in _PRODUCTS:
+            is_last = not attributes.get("transA") or len(inputs[0]) < 2
+            axis = -1 if is_last else 0 if attributes.get("transBatchA") else -2
+            return 2.0 * math.prod(outputs[0]) * inputs[0][axis]
+        if op_type in _CONVOLUTIONS:
+            _, channels, *kernel = inputs[_CONVOLUTIONS[op_type]]
+            moved = (inputs if op_type.startswith("ConvTranspose") else outputs)[0]
+            return 2.0 * math.prod((*moved, channels, *kernel))
+        if op_type in ("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"):
+            return 2.0 * inputs[0][0] * inputs[0][1] * (math.prod(inputs[1]) + math.prod(inputs[2]))
+        if op_type in _ATTENTION:
+            return _attention_flops(_ATTENTION[op_type], inputs, outputs, attributes)
+        return _einsum_flops(str(attributes["equation"]), inputs) if op_type == "Einsum" else None
+    except (LookupError, TypeError, ValueError, ZeroDivisionError):  # a malformed node
+        return None
+
+
+def _num_of_each(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> float:
     return float(max(sum(map(math.prod, inputs)), sum(map(math.prod, outputs))))
 
 
@@ -592,22 +650,51 @@ def node_bytes(op_type: str, input_bytes: Sequence[int], output_bytes: Sequence[
     return float(sum(input_bytes) + sum(output_bytes))
 
 
-def _attention_flops(inputs: Sequence[Shape], out: int) -> float:
-    """Scores and their use, of (B, S, hidden) or (B, heads, S, width); with the projection where it is fused in."""
-    query = inputs[0]
-    fused = len(inputs) >= 2 and len(inputs[1]) == 2  # com.microsoft.Attention: inputs[1] is the weight of Q, K and V
-    keys = query[-2] if fused or len(inputs) < 2 or len(inputs[1]) < 3 else inputs[1][-2]
-    projection = 2.0 * math.prod(query) * inputs[1][1] if fused else 0.0
-    return projection + 2.0 * keys * (math.prod(query) + out)
+def _attention_flops(
+    past: int, inputs: Sequence[Shape], outputs: Sequence[Shape], attributes: Mapping[str, Any]
+) -> float:
+    """Scores and their use, of (B, S, hidden) or (B, heads, S, width); with the projection where it is fused in.
+
+    Keys are as many as the cache that is returned holds, else those of earlier tokens and the new ones.
+    """
+    query, key = inputs[0], inputs[1] if len(inputs) > 1 else ()
+    scored, used, projection = float(math.prod(query)), math.prod(outputs[0]), 0.0
+    if len(key) == 2:  # the weight of Q, K and V; the hidden state is in the place of the query
+        tokens, new = math.prod(query[:-1]), query[-2]
+        width = attributes["qkv_hidden_sizes"][0] if "qkv_hidden_sizes" in attributes else key[1] // 3
+        scored, used, projection = tokens * width, tokens * (key[1] - 2 * width), 2.0 * math.prod(query) * key[1]
+    elif not key:  # Q, K and V are packed: (B, S, heads, 3, width), or the heads of all three in a row
+        heads, of_keys = (attributes["num_heads"], attributes["kv_num_heads"]) if len(query) == 3 else (1, 1)
+        scored, new = scored * heads / (heads + 2 * of_keys), query[1]
+    else:
+        new = key[2] if len(key) == 4 else key[1]
+    new += inputs[past][-2] if len(inputs) > past and inputs[past] else 0
+    keys = outputs[1][-2] if len(outputs) > 1 and len(outputs[1]) > 3 else new
+    return projection + 2.0 * keys * (scored + used)
 
 
-def _einsum_flops(equation: str, inputs: Sequence[Shape], out: int) -> float | None:
-    terms, _, result = equation.replace(" ", "").partition("->")
+def _einsum_flops(equation: str, inputs: Sequence[Shape]) -> float:
+    """Products of pairs, from the left; what one input alone has and the result lacks is summed before.
+
+    One input is only moved or summed. Without `->`, the result has the labels that are there once.
+    """
+    terms, arrow, result = equation.replace(" ", "").partition("->")
     sizes: dict[str, int] = {}
-    for term, shape in zip(terms.split(","), inputs, strict=False):
-        head, dots, tail = term.partition("...")
-        if len(head) + len(tail) > len(shape) or (not dots and len(head) != len(shape)):
-            return None
-        sizes.update(zip(head, shape, strict=False))
-        sizes.update(zip(reversed(tail), reversed(shape), strict=False))
-    return 2.0 * out * math.prod(size for label, size in sizes.items() if label not in result) if result else None
+    labels: list[str] = []
+    for term, shape in zip(terms.split(","), inputs, strict=True):
+        rank = len(shape) - len(term.replace("...", ""))
+        labels.append(term.replace("...", "".join(map(chr, range(999 + rank, 999, -1)))))  # far from all letters
+        sizes |= {label: max(size, sizes.get(label, 1)) for label, size in zip(labels[-1], shape, strict=True)}
+    named, is_dotted = Counter("".join(labels)), "..." in result or not arrow
+    kept = {
+        label
+        for label in sizes
+        if (label in result if arrow else named[label] == 1) or (is_dotted and ord(label) > 999)
+    }
+    flops, held = 0.0, set(labels[0])
+    for place, term in enumerate(labels[1:], 2):
+        later = kept.union(*labels[place:])
+        held = {label for label in held.union(term) if label in later or (label in held and label in term)}
+        flops += 2.0 * math.prod(sizes[label] for label in held)
+        held &= later
+    return flops if len(labels) > 1 else _num_of_each(inputs, ())

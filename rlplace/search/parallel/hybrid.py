@@ -51,11 +51,16 @@ ROOMY_BYTES = 1 << 60
 
 
 def solve_data_parallel(task: Task) -> None:
-    """Micro-batches dealt out over all devices in proportion to speed, parameters owned evenly, in every order."""
+    """Micro-batches dealt out over the fastest k devices in proportion to speed, for the best k of 2 or more.
+
+    Parameters are owned evenly. Every order is tried, all devices first.
+    """
     field = Field(task)
-    count = min(len(field.chain.line), task.problem.graph.num_micro_batches)
-    fastest = sorted(field.chain.line, key=lambda device: (-field.chain.speed[device], device))[:count]
-    field.try_orders(field.chain.layout(np.array([sorted(fastest)], dtype=np.int32)))
+    most = min(len(field.chain.line), task.problem.graph.num_micro_batches)
+    fastest = sorted(field.chain.line, key=lambda device: (-field.chain.speed[device], device))
+    for count in range(most, min(most, 2) - 1, -1):
+        if count == most or not field.is_spent:
+            field.try_orders(field.chain.layout(np.array([sorted(fastest[:count])], dtype=np.int32)))
 
 
 def solve_tensor_parallel(task: Task) -> None:

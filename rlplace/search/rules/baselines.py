@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from rlplace.errors import MissingExtra, RunnerError
 from rlplace.graphs.grouping.groups import check_installed, run_metis
-from rlplace.measure import Problem
+from rlplace.measure import Problem, Simulator
 from rlplace.measure.measurement import StepTimer
 from rlplace.search.groupings import group_time_s, heaviest_first
 from rlplace.search.schedule.list_schedule import Units, next_allowed, op_units, unit_levels
@@ -52,6 +52,18 @@ def best_single(problem: Problem, timer: StepTimer) -> NDArray[np.int32]:
     Where ops may not be on it they are on the next device where they may be.
     """
     return _best_of(problem, timer, plain_devices(problem))
+
+
+def whole_single_s(problem: Problem) -> float:
+    """Seconds of the step with its batch whole on the best single device, for a step in micro-batches: what it gains is
+    against that. Infinite where it does not fit, and where costs are not estimated or the graph has no program."""
+    from rlplace.graphs.capturing.capture import capture_step  # it brings torch
+
+    program = problem.graph.program
+    if program is None or program.origin.micro is None or problem.costs.source != "estimated":
+        return np.inf
+    whole = Problem.estimate(capture_step(replace(program.origin, micro=None), program.optimizer), problem.host)
+    return float((simulator := Simulator(whole)).step_times(best_single(whole, simulator)[None])[0])
 
 
 def best_gang(problem: Problem, timer: StepTimer) -> NDArray[np.int32] | None:

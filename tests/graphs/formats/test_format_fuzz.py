@@ -22,6 +22,8 @@ from rlplace.graphs.formats import load_graph, save_graph
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.statistics import describe_graph
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*(nothing reads|unknown cost|costs nothing):RuntimeWarning")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -7,7 +7,10 @@ Attributes that nobody reads: misspelt ones are refused with their node, those o
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -295,7 +298,45 @@ def test_attributes_of_others_are_ignored(name: str) -> None:
     graph = nx.DiGraph()
     graph.add_node("a", **{name: 3})
     graph.add_edge("a", "b", **{name: 3})
-    assert OpGraph.from_networkx(graph).names == ("a", "b")
+    read = OpGraph.from_networkx(graph)
+    assert read.names == ("a", "b")
+    assert [f"{part} that nothing reads: {name};" in " ".join(read.notes) for part in ("nodes", "edges")] == [True] * 2
+
+
+def written_by_others(path: Path, nodes: dict[str, dict[str, Any]], edges: dict[str, Any]) -> Path:
+    """A chain of nodes with edges that all say the same, as GraphML."""
+    graph = nx.DiGraph()
+    graph.add_nodes_from(nodes.items())
+    graph.add_edges_from(itertools.pairwise(nodes), **edges)
+    nx.write_graphml(graph, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("nodes", "edges", "words"),
+    [
+        (
+            {"a": {"time": 3.0}, "b": {"time": 4.0}},
+            {"weight": 8},
+            ["2 ops without FLOPs", "nodes .* time", "edges .* weight"],
+        ),
+        ({"a": {"flops": 0.0}, "b": {"flops": 0.0}}, {"bytes": 0}, ["2 ops without FLOPs"]),
+        ({"a": {"time_s": 0.0}, "b": {"time_s": 0.0}}, {"bytes": 8}, ["2 ops without FLOPs"]),
+        ({"a": {"time_s": 0.1}, "b": {}, "c": {"time_s": 0.0}}, {}, ["1 node of unknown cost: b; without time_s"]),
+        ({"a": {"flops": 5.0}, "b": {"flops": 0.0}, "c": {}, "d": {}}, {}, ["2 nodes of unknown cost: c, d;"]),
+        ({"a": {"flops": 5.0}, "b": {}}, {"bytes": 8}, []),  # b is known to read 8 bytes
+    ],
+)
+def test_what_a_file_does_not_say_of_costs_is_said(
+    nodes: dict[str, dict[str, Any]], edges: dict[str, Any], words: list[str], tmp_path: Path
+) -> None:
+    path = written_by_others(tmp_path / "theirs.graphml", nodes, edges)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        graph = load_graph(path)
+    said = [str(each.message) for each in caught]
+    assert len(said) == len(graph.notes) == len(words)
+    assert all(re.search(word, line) for word, line in zip(words, said, strict=True))
 
 
 def test_names_that_are_read_and_no_texts_are_never_misspelt() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlplace.errors import FileProblem, InvalidValue
-from rlplace.graphs.formats import load_graph
+from rlplace.graphs.formats import load_graph, save_graph
 from rlplace.graphs.formats.onnx_file import load_onnx, node_bytes, node_flops, target_of
 
 onnx = pytest.importorskip("onnx")
@@ -156,10 +156,132 @@ def test_weights_in_other_files_are_not_needed(tmp_path: Path) -> None:
         ("Einsum", [(2, 3, 4), (4, 5)], (2, 3, 5), {"equation": "...j,jk->...k"}, 2 * 2 * 3 * 4 * 5),
         ("Relu", [(2, 3)], (2, 3), {}, 6),
         ("ReduceSum", [(2, 3)], (1,), {}, 6),
+        ("MatMulInteger", [(3, 4), (4, 5)], (3, 5), {}, 2 * 3 * 4 * 5),
+        ("QLinearMatMul", [(4, 6), (), (), (6, 5), (), (), (), ()], (4, 5), {}, 2 * 4 * 6 * 5),
+        ("QGemm", [(6, 4), (), (), (6, 5)], (4, 5), {"transA": 1}, 2 * 4 * 6 * 5),
+        ("MatMulNBits", [(3, 64), (8, 2, 16), (16,)], (3, 8), {"K": 64, "N": 8, "bits": 4}, 2 * 3 * 64 * 8),
+        ("MatMulBnb4", [(2, 8), (64,), (2,)], (2, 16), {"K": 8, "N": 16}, 2 * 2 * 8 * 16),
+        ("FusedMatMul", [(7, 2, 3), (7, 2, 5)], (7, 3, 5), {"transA": 1}, 2 * 7 * 3 * 2 * 5),
+        ("FusedMatMul", [(6, 2, 4), (2, 4, 5)], (2, 6, 5), {"transBatchA": 1}, 2 * 2 * 6 * 4 * 5),
+        ("FusedMatMul", [(6, 2, 4), (2, 6, 5)], (2, 4, 5), {"transA": 1, "transBatchA": 1}, 2 * 2 * 4 * 6 * 5),
+        ("FusedGemm", [(2, 3), (3, 5), (5,)], (2, 5), {"activation": "Relu"}, 2 * 2 * 3 * 5),
+        ("ConvInteger", [(1, 3, 6, 6), (4, 3, 3, 3)], (1, 4, 4, 4), {}, 2 * 4 * 16 * 27),
+        ("QLinearConv", [(1, 3, 6, 6), (), (), (4, 3, 3, 3)], (1, 4, 4, 4), {}, 2 * 4 * 16 * 27),
+        ("NhwcFusedConv", [(1, 6, 6, 3), (4, 3, 3, 3)], (1, 4, 4, 4), {}, 2 * 4 * 16 * 27),
+        ("DeformConv", [(1, 4, 6, 6), (8, 2, 3, 3), (1, 36, 4, 4)], (1, 8, 4, 4), {"group": 2}, 2 * 8 * 16 * 18),
+        ("CausalConvWithState", [(2, 8, 10), (8, 1, 4)], (2, 8, 10), {}, 2 * 2 * 8 * 10 * 4),
+        ("DynamicQuantizeLSTM", [(5, 2, 3), (1, 3, 16), (1, 4, 16)], (5, 1, 2, 4), {}, 2 * 10 * (48 + 64)),
+        ("Einsum", [(2, 3), (3, 4)], (2, 4), {"equation": "ij, jk"}, 2 * 2 * 3 * 4),
+        ("Einsum", [(2, 3), (4, 3)], (2, 4), {"equation": "ab,cb"}, 2 * 2 * 3 * 4),
+        ("Einsum", [(5, 2, 3), (3, 4)], (5, 2, 4), {"equation": "...ij,jk"}, 2 * 5 * 2 * 3 * 4),
+        ("Einsum", [(6, 5, 3), (5, 3)], (6, 5), {"equation": "...i,...i->..."}, 2 * 6 * 5 * 3),
+        ("Einsum", [(2, 3, 3), (2, 3, 3)], (), {"equation": "bij,bij->"}, 2 * 2 * 3 * 3),
+        ("Einsum", [(2, 3), (3, 4), (4, 5)], (2, 5), {"equation": "ij,jk,kl->il"}, 2 * (2 * 3 * 4 + 2 * 4 * 5)),
+        ("Einsum", [(2, 3, 7), (3, 4)], (2, 4), {"equation": "ijm,jk->ik"}, 2 * 2 * 3 * 4),  # m is summed before
+        ("Einsum", [(2, 3)], (3, 2), {"equation": "ij->ji"}, 6),
     ],
 )
 def test_flops(op_type: str, inputs: list[Any], output: Any, attributes: dict[str, object], flops: float) -> None:
     assert node_flops(op_type, inputs, [output], attributes) == flops
+
+
+NONE: tuple[int, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs", "outputs", "attributes", "flops"),
+    [
+        # 4 heads of width 2 over 2 of keys and values, 7 earlier tokens and 5 new ones
+        (
+            *("Attention", [(2, 5, 8), (2, 5, 4), (2, 5, 4), NONE, (2, 2, 7, 2), (2, 2, 7, 2)], [(2, 5, 8)]),
+            *({"q_num_heads": 4, "kv_num_heads": 2}, 2 * 2 * 5 * 12 * (8 + 8)),
+        ),
+        # the hidden state times the weight of Q, K and V; 9 earlier tokens and 3 new ones
+        (
+            *("Attention", [(2, 3, 8), (8, 24), (24,), NONE, (2, 2, 2, 9, 4)], [(2, 3, 8)], {"num_heads": 2}),
+            2 * 6 * 8 * 24 + 2 * 12 * 6 * (8 + 8),
+        ),
+        # Q and K of 4 in all, V of 8
+        (
+            *("Attention", [(2, 3, 8), (8, 16), (16,)], [(2, 3, 8)]),
+            *({"num_heads": 2, "qkv_hidden_sizes": (4, 4, 8)}, 2 * 6 * 8 * 16 + 2 * 3 * 6 * (4 + 8)),
+        ),
+        ("QAttention", [(1, 3, 8), (8, 24), *[NONE] * 6, (2, 1, 2, 5, 4)], [(1, 3, 8)], {}, 1152 + 2 * 8 * 3 * 16),
+        # keys and values of 5 tokens, as one and in heads; 6 tokens more in the cache
+        ("MultiHeadAttention", [(2, 3, 8), (2, 5, 8), (2, 5, 8)], [(2, 3, 8)], {}, 2 * 5 * (48 + 48)),
+        ("MultiHeadAttention", [(2, 3, 8), (2, 5, 2, 2, 4)], [(2, 3, 8)], {}, 2 * 5 * (48 + 48)),
+        ("MultiHeadAttention", [(2, 3, 2, 3, 4)], [(2, 3, 8)], {}, 2 * 3 * (48 + 48)),
+        (
+            *("MultiHeadAttention", [(2, 3, 8), (2, 3, 8), (2, 3, 8), *[NONE] * 3, (2, 2, 6, 4)], [(2, 3, 8)]),
+            *({}, 2 * 9 * (48 + 48)),
+        ),
+        # one token, 4 heads of width 2 over 1; without a cache that is returned, and with one of 32 places
+        (
+            *("GroupQueryAttention", [(1, 1, 8), (1, 1, 2), (1, 1, 2), (1, 1, 15, 2)], [(1, 1, 8)]),
+            *({"num_heads": 4, "kv_num_heads": 1}, 2 * 16 * (8 + 8)),
+        ),
+        (
+            *("GroupQueryAttention", [(1, 1, 12), NONE, NONE, (1, 1, 32, 2)], [(1, 1, 8), (1, 1, 32, 2)]),
+            *({"num_heads": 4, "kv_num_heads": 1}, 2 * 32 * (8 + 8)),
+        ),
+    ],
+)
+def test_attention_reads_earlier_keys_in_groups_of_heads(
+    op_type: str, inputs: list[Any], outputs: list[Any], attributes: dict[str, object], flops: float
+) -> None:
+    assert node_flops(op_type, inputs, outputs, attributes) == flops
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs", "attributes"),
+    [
+        ("MoE", [(4, 8), (4, 2), (2, 16, 8)], {}),
+        ("DFT", [(1, 64, 1)], {}),
+        ("NonMaxSuppression", [(1, 50, 4), (1, 3, 50)], {}),
+        ("LinearAttention", [(1, 4, 8)] * 3, {}),
+        ("Einsum", [(2, 3, 4), (4, 5)], {"equation": "ij,jk"}),
+        ("Conv", [(1, 3, 6, 6), NONE], {}),
+        ("GroupQueryAttention", [(1, 1, 12)], {}),
+        ("Gemm", [NONE], {}),
+    ],
+)
+def test_what_has_no_definition_has_no_flops(op_type: str, inputs: list[Any], attributes: dict[str, object]) -> None:
+    assert node_flops(op_type, inputs, [(4, 8)], attributes) is None
+
+
+def made_by_others(path: Path, nodes: list[Any]) -> Path:
+    """A model whose values are all (2, 3), with operators that onnx does not know."""
+    names = ["x", *(name for node in nodes for name in node.output)]
+    values = [helper.make_tensor_value_info(name, FLOAT, [2, 3]) for name in names]
+    graph = helper.make_graph(nodes, "g", values[:1], values[-1:], value_info=values[1:-1])
+    path.write_bytes(helper.make_model(graph).SerializeToString())
+    return path
+
+
+def test_nodes_of_unknown_cost_are_counted_and_said(tmp_path: Path) -> None:
+    node = helper.make_node
+    nodes = [
+        node("MoE", ["x"], ["a"], domain="com.microsoft"),
+        node("Relu", ["a"], ["b"]),
+        node("Relu", ["b"], ["c"], domain="com.acme"),
+        node("Gelu", ["c"], ["d"], domain="com.microsoft"),
+        node("MoE", ["d"], ["y"], domain="com.microsoft"),
+    ]
+    path = made_by_others(tmp_path / "m.onnx", nodes)
+    with pytest.warns(RuntimeWarning, match=r"3 nodes of unknown cost: MoE \(2\), Relu"):
+        graph = load_graph(path)
+    assert graph.flops[1:].tolist() == [6.0] * 5
+    assert load_graph(made_by_others(tmp_path / "known.onnx", [node("Relu", ["x"], ["y"])])).notes == ()
+
+
+@pytest.mark.parametrize("ending", ["json", "graphml"])
+def test_a_graph_that_is_saved_keeps_what_is_unknown(ending: str, tmp_path: Path) -> None:
+    path = made_by_others(tmp_path / "m.onnx", [helper.make_node("MoE", ["x"], ["y"], domain="com.microsoft")])
+    graph = load_onnx(path)
+    save_graph(graph, tmp_path / f"m.{ending}")
+    with pytest.warns(RuntimeWarning, match="1 node of unknown cost: MoE"):
+        again = load_graph(tmp_path / f"m.{ending}")
+    assert again.notes == graph.notes
 
 
 def test_a_gather_moves_only_the_rows_that_it_reads() -> None:

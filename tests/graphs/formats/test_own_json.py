@@ -21,6 +21,8 @@ from rlplace.graphs.formats import load_graph
 from rlplace.graphs.formats.graph_files import graph_from_json, save_json
 from rlplace.graphs.synthetic import FAMILIES
 
+COSTS_NOTHING = pytest.mark.filterwarnings("ignore:.*the whole graph costs nothing:RuntimeWarning")
+
 
 def content(tmp_path: Path) -> dict[str, Any]:
     save_json(rich_graph(), tmp_path / "g.json")
@@ -33,6 +35,7 @@ def test_a_graph_comes_back_as_it_was(tmp_path: Path) -> None:
     assert_same(load_graph(tmp_path / "g.json"), rich_graph())
 
 
+@COSTS_NOTHING
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 30))
 def test_any_graph_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, seed: int, num_ops: int) -> None:
@@ -42,6 +45,7 @@ def test_any_graph_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory
     assert_same(load_graph(path), graph)
 
 
+@COSTS_NOTHING
 def test_repeated_texts_and_shapes_are_kept_once_and_shared_when_read(tmp_path: Path) -> None:
     save_json(op_graph([[]] * 1000, 8), tmp_path / "g.json")
     data = json.loads((tmp_path / "g.json").read_text())
