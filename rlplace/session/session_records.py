@@ -20,6 +20,7 @@ from rlplace.errors import InvalidValue, UserError, refuse_if
 from rlplace.measure import Measurement, Plan, Problem
 from rlplace.measure.costs.costs import CostSource
 from rlplace.measure.placement import PlacedSplit, check_plan
+from rlplace.measure.timing.verdict import SpeedVerdict
 from rlplace.records import Count, Number, NumberOrNan, Positive, Seconds, Seed, Whole, readable, record
 from rlplace.say import format_seconds
 from rlplace.search.task import BestSoFar, Failure, Saveable
@@ -106,6 +107,7 @@ class Row:
     why: str | None = None
     traceback: str | None = None
     one_thread_s: Seconds | None = None
+    compiled_s: Seconds | None = None
 
     @property
     def step_s(self) -> float | None:
@@ -119,18 +121,20 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """The row as `--json` prints it."""
-        optional = ("measured", "samples", "why", "traceback", "one_thread_s")
+        optional = ("measured", "samples", "why", "traceback", "one_thread_s", "compiled_s")
         row = dataclasses.asdict(self) | {"history": [list(best) for best in self.history]}
         return {name: value for name, value in row.items() if name not in optional or value is not None}
 
 
 @record(frozen=True)
 class FinalTable:
-    """The final table: rows, the method whose placement is the best, and the plans by method (fingerprints)."""
+    """The final table: rows, the method whose placement is the best, the plans by method (fingerprints), and whether
+    that placement is faster than one device and plain PyTorch."""
 
     rows: tuple[Row, ...]
     best: str
     plans: dict[str, str]
+    verdict: SpeedVerdict | None = None
 
     def __post_init__(self) -> None:
         refuse_if(
