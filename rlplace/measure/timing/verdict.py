@@ -23,13 +23,13 @@ from rlplace.say import counted, format_seconds
 Outcome = Literal["faster", "slower", "no clear difference", "not known"]
 LATEST_S = 253402300799.0
 """The end of the year 9999, the last that a date can have."""
-LEVEL = 0.05
+LEVEL, LEVEL_SLOWER = 0.05, 0.01
 """Probability, at most, that a step is called faster though it is not; and that it is called slower."""
 LEAST_ROUNDS = 5
 """With fewer, all pairs have the same sign by chance in more than `LEVEL` of cases."""
 JUDGING_S = 25.0
 """Seconds of a race that gives a verdict, about."""
-LEAST_JUDGED, USUAL_ROUNDS, MOST_ROUNDS = 8, 25, 40
+LEAST_JUDGED, USUAL_ROUNDS, MOST_ROUNDS = 8, 30, 40
 """Rounds of such a race: at least, however long steps are, mostly, and at most. From `USUAL_ROUNDS` on, it mostly tells
 steps apart that differ by 5 % where each scatters by 5 %."""
 MOST_PAIRS = 200
@@ -119,7 +119,7 @@ def judge(
 
     Each other step is compared by the Wilcoxon signed-rank test on the logarithms of paired ratios, so that a drift of
     the machine cancels, and outliers hardly count. `faster` needs a one-sided test at `LEVEL` against each of them, or
-    at half of it against a single one. `slower` needs one at half of `LEVEL`, divided by their number (Bonferroni): of
+    at half of it against a single one. `slower` needs one at `LEVEL_SLOWER`, divided by their number (Bonferroni). Of
     equal steps, fewer than one in twenty gets either word.
 
     Args:
@@ -138,7 +138,7 @@ def judge(
         bounds = partial(interval, logs, is_exact=is_exact)
         low, ratio, high = np.exp(bounds(LEVEL / 2)).tolist()
         are_faster.append(bounds(level)[2] < 0)
-        is_slower |= bool(bounds(LEVEL / 2 / len(others))[0] > 0)
+        is_slower |= bool(bounds(LEVEL_SLOWER / len(others))[0] > 0)
         beside.append(Beside(name, _median(theirs), ratio, low, high if math.isfinite(high) else None))
     if not (why or is_exact) and rounds < LEAST_ROUNDS:
         why = f"only {counted(rounds, 'round')} of at least {LEAST_ROUNDS} were timed"
@@ -214,10 +214,10 @@ def disturbance(idle: float, samples_s: Sequence[float], name: str) -> str:
 
 
 def judged_rounds(most_s: float, round_s: float) -> int:
-    """The rounds of a race that gives a verdict: as many as `JUDGING_S` has room for, or `USUAL_ROUNDS` if `most_s` has.
+    """The rounds of a race that gives a verdict: those for which `JUDGING_S` has room; `USUAL_ROUNDS` if `most_s` has.
 
     >>> judged_rounds(60.0, 0.5), judged_rounds(60.0, 2.0), judged_rounds(12.0, 1.0), judged_rounds(12.0, 9.0)
-    (40, 25, 12, 8)
+    (40, 30, 12, 8)
     """
     shortly, at_most = (int(seconds / max(round_s, 1e-9)) for seconds in (min(most_s, JUDGING_S), most_s))
     return min(max(shortly, min(at_most, USUAL_ROUNDS), LEAST_JUDGED), MOST_ROUNDS)
