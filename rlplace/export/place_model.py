@@ -124,7 +124,7 @@ def place(
         graph = graph_of(count if asked.count == "auto" else asked.count, plan or placement.split)
         _check(placement, graph, where, constraints, file)
         verdict, op_order = placement.verdict, None if placement.cut is None else placement.cut.op_order
-        before = "" if verdict is None else f". On {verdict.date}: {verdict.line}"
+        before = "" if verdict is None else f". On {time.strftime('%Y-%m-%d', time.gmtime(verdict.time_s))}: {verdict}"
         progress.conclude(f"placed as {file} says: nothing was searched or measured{before}")
         step_s = None if verdict is None else verdict.step_s
         return PlacedModel(graph, where, placement.plan, seed=seed, op_order=op_order, step_time_s=step_s)

@@ -18,7 +18,6 @@ from rlplace.errors import RunnerError
 from rlplace.measure.bounds import even_weights, figures, work_of_labels_s
 from rlplace.measure.isolate.isolated_runner import IsolatedRunner, Runner, make_runner
 from rlplace.measure.measurement import (
-    SIMULATED,
     Measurement,
     MeasurementKey,
     MeasurementLog,
@@ -124,7 +123,7 @@ class Evaluator:
             RunnerError: the reference failed, or nothing can be measured.
         """
         if self._runner is None:
-            return [self._keyed(plan, self.simulator.retime(plan), SIMULATED) for plan in plans]
+            return [self._keyed(plan, self.simulator.retime(plan), "simulated") for plan in plans]
         known = [self._recall(plan, protocol) if is_recalled else None for plan in plans]
         fresh = [plan for plan, before in zip(plans, known, strict=True) if before is None]
         outcomes = self._run(fresh, protocol, others, deadline_s) if fresh or others or not plans else []
@@ -151,17 +150,12 @@ class Evaluator:
         timelines = self.trace(plan, num_steps=1, warmup=1) if is_hurried else self.trace(plan)
         return timelines[len(timelines) // 2]
 
-    @property
-    def usual_s(self) -> float:
-        """Step time of the reference in the latest races, busy as the machine is; nan before the first."""
-        return math.nan if self._runner is None else self._plausibility.usual_s
-
     def time_step_s(self) -> float:
-        """Seconds of a step of the reference, as the machine is now: the second of two; infinite if it does not run."""
-        assert self._runner is not None
-        assert self._reference is not None
+        """Seconds of a step of the reference, busy as the machine is now; 0 if it does not run."""
         once = RaceProtocol(warmup=1, min_rounds=1, max_rounds=1, is_beside_reference=False)
-        return self._runner.measure_plans([self.simulator.plan(self._reference)], protocol=once)[0].step_time_s
+        assert self._reference is not None
+        (outcome,) = self._raced([self.simulator.plan(self._reference)], once, (), math.inf)
+        return outcome.step_time_s if outcome.ok else 0.0
 
     def judge(
         self,
@@ -200,26 +194,21 @@ class Evaluator:
             others = {name: recipe for name, recipe in others.items() if not recipe.is_compiled}
         round_s = step_s * (1 + len(simple) + len(others))
         rounds = judged_rounds(most_s, round_s)
+        # the order of each round is another than in the race that chose
         protocol = RaceProtocol(
-            min_rounds=rounds, max_rounds=rounds, hopeless=math.inf, seed=JUDGING_SEED, is_beside_reference=False
+            min_rounds=rounds, max_rounds=rounds, hopeless=math.inf, seed=1, is_beside_reference=False
         )
-        making_s = sum(recipe.making_s for recipe in others.values() if recipe.is_compiled)
-        idle = idle_share(GLANCE_S)
-        outcomes = self._runner.measure_plans(
-            [plan, *simple.values()],
-            protocol=protocol,
-            others=[*others.values()],
-            deadline_s=time.monotonic() + LATE * (rounds + protocol.warmup) * round_s + making_s,
-        )
-        idle = min(idle, idle_share(GLANCE_S))
+        late_s = LATE * (rounds + protocol.warmup) * round_s
+        late_s += sum(recipe.making_s for recipe in others.values() if recipe.is_compiled)
+        idle, deadline_s = idle_share(), time.monotonic() + late_s
+        outcomes = self._raced([plan, *simple.values()], protocol, [*others.values()], deadline_s)
+        idle = min(idle, idle_share())
         found = dict(zip(("", *simple, *others), outcomes, strict=True))
-        for name, outcome in found.items():
-            if outcome.status == "lost":
-                raise error_of(self.problem.host, outcome)
-            if not outcome.ok:
-                say(f"{name or 'the best placement'} did not run beside others: {outcome.why or outcome.status}")
+        for name in others:
+            if not found[name].ok:
+                say(f"{name} is left out of the verdict: {found[name].why or found[name].status}")
         first = next((name for name in (*simple, *others) if found[name].ok), "")
-        why = disturbance(idle, found[first].samples_s, first)
+        why = disturbance(idle, found[first].spread_s / found[first].step_time_s, first)
         return _judged(found, simple, why=why, time_s=time.time())
 
     def close(self) -> None:
@@ -227,15 +216,26 @@ class Evaluator:
         if self._runner is not None:
             self._runner.close()
 
-    def _run(
+    def _raced(
         self, plans: list[Plan], protocol: RaceProtocol, others: Sequence[Other], deadline_s: float
     ) -> list[Measurement]:
-        """Measurements of plans, then of `others`, all in one race; those of plans are kept."""
+        """Measurements of plans, then of `others`, all in one race.
+
+        Raises:
+            DeviceLost: a device is not there any more.
+        """
         assert self._runner is not None
         outcomes = self._runner.measure_plans(plans, protocol=protocol, others=others, deadline_s=deadline_s)
         for outcome in outcomes:
             if outcome.status == "lost":
                 raise error_of(self.problem.host, outcome)
+        return outcomes
+
+    def _run(
+        self, plans: list[Plan], protocol: RaceProtocol, others: Sequence[Other], deadline_s: float
+    ) -> list[Measurement]:
+        """Measurements of plans, then of `others`, all in one race; those of plans are kept."""
+        outcomes = self._raced(plans, protocol, others, deadline_s)
         is_late = time.monotonic() > deadline_s
         keyed = [self._keyed(plan, outcome, repr(protocol)) for plan, outcome in zip(plans, outcomes)]
         believed = self._plausibility.judge(keyed)
@@ -305,10 +305,6 @@ class Evaluator:
 
 LATE = 1.5
 """Times the expected seconds after which such a race ends: the machine became busy."""
-JUDGING_SEED = 1
-"""Of the order within its rounds, which is another than in the race that chose."""
-GLANCE_S = 0.3
-"""Seconds in which other work on the machine is looked for, before and after."""
 
 
 def _judged(

@@ -20,8 +20,6 @@ from rlplace.measure.problem import Plan, Problem, Timeline
 
 Status = Literal["ok", "oom", "error", "timeout", "lost"]
 """`lost`: a device was not there any more, which says nothing of the placement."""
-SIMULATED = "simulated"
-"""The protocol of a simulated step."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +98,6 @@ class Measurement:
     def rounds_s(self) -> tuple[float, ...]:
         """Every timed step; where there are none, the step time alone."""
         return self.samples_s or (self.step_time_s,)
-
-    @property
-    def is_simulated(self) -> bool:
-        """Whether its step time is simulated, and exact."""
-        return self.key is not None and self.key.protocol == SIMULATED
 
     @property
     def ok(self) -> bool:

@@ -661,15 +661,13 @@ def is_cut_faster(
             say(f"{what} are not raced: {error}")
             return False
     outcome = min(outcomes[: len(plans)], key=lambda each: each.step_time_s)
-    ran = [each for each in outcomes[len(plans) :] if each.ok]
-    if not outcome.ok or not ran:
-        say(f"{what} are not raced: {outcome.why or outcomes[-1].why}")
-        return outcome.ok
-    beside = {f"rival {k}": each.samples_s for k, each in enumerate(ran)}
-    verdict = judge(outcome.samples_s, beside, candidates=len(plans))
+    if not outcome.ok:
+        return False
+    others = {str(k): each.samples_s for k, each in enumerate(outcomes[len(plans) :]) if each.ok}
+    verdict = judge(outcome.samples_s, others, candidates=len(plans))
     say(
         f"measured: {format_seconds(outcome.step_time_s)} in {what}, "
-        f"{format_seconds(min(each.step_time_s for each in ran))} "
+        f"{format_seconds(min(each.step_time_s for each in outcomes[len(plans) :]))} "
         f"{'with the whole batch' if is_uncut else 'without shards'}: {verdict.outcome}"
     )
-    return verdict.is_worth_it
+    return verdict.is_worth_it or not others

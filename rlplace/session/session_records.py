@@ -107,7 +107,6 @@ class Row:
     why: str | None = None
     traceback: str | None = None
     one_thread_s: Seconds | None = None
-    compiled_s: Seconds | None = None
 
     @property
     def step_s(self) -> float | None:
@@ -121,7 +120,7 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """The row as `--json` prints it."""
-        optional = ("measured", "samples", "why", "traceback", "one_thread_s", "compiled_s")
+        optional = ("measured", "samples", "why", "traceback", "one_thread_s")
         row = dataclasses.asdict(self) | {"history": [list(best) for best in self.history]}
         return {name: value for name, value in row.items() if name not in optional or value is not None}
 

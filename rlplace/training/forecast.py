@@ -31,9 +31,10 @@ HEURISTICS_S = 3.0
 disk."""
 COMPILING_S = 24.0
 """The same the first time, when kernels are compiled instead."""
-PROFILING_SHARE = CALIBRATION_SHARE = JUDGING_SHARE = 0.2
+PROFILING_SHARE = CALIBRATION_SHARE = COMPILING_SHARE = JUDGING_SHARE = 0.2
 TABLE_SHARE = 0.15
-"""Parts of a limit for all of a run that profiling, calibration, the verdict and the final table may take ..."""
+"""Parts of a limit for all of a run that profiling, calibration, `torch.compile`, the verdict and the final table may
+take ..."""
 LEAST_SEARCH_SHARE = 0.1
 """... and the least share of the search, however long the others take."""
 LEAST_RACED = 6
@@ -43,10 +44,8 @@ LEAST_RACE_S = 1.0
 """Seconds that the final table may take in any case: short steps cost little."""
 NUM_JUDGED = 3
 """Steps that are judged in one race, mostly: the best placement, one device and plain PyTorch."""
-COMPILING_SHARE = 0.2
-"""Part of the time asked for in which `torch.compile` has to be done, to stand beside eager."""
 COMPILING_S_PER_OP = 0.02
-"""The least that it takes for each op of a step: if that is too much, it is not tried."""
+"""The least that `torch.compile` takes for each op of a step: if that is too much, it is not tried."""
 LONG_STEP_S = 5.0
 """An eager step of this length is not run a second time to know it better."""
 
@@ -77,28 +76,28 @@ def forecast(
         return Durations(heuristics_s=heuristics_s, search_s=0.0 if config.evaluations else config.budget_s)
     load_s = LOAD_S_PER_OP * graph.num_ops
     num_kinds = 0 if is_profiled else len({device.kind for device in host.devices})
+    warmup = RaceProtocol().warmup if config.total_s is None else 1
+    rounds, num_raced = config.search.table_rounds, num_rows
     profiling_s = num_kinds * (PROFILED_STEPS * step_s + load_s)
     if config.total_s is not None:
         profiling_s = min(profiling_s, max(PROFILING_SHARE * config.total_s, num_kinds * (2 * step_s + load_s)))
+        num_raced, rounds = race_within(
+            max(TABLE_SHARE * config.total_s, LEAST_RACE_S), step_s, load_s, num_rows, rounds
+        )
     return Durations(
         profiling_s=profiling_s,
         calibration_s=config.num_calibrated * (CALIBRATION_STEPS * step_s + load_s * (1 + config.is_traced)),
         heuristics_s=heuristics_s,
         search_s=config.budget_s,
-        table_s=table_s(graph, host, config, step_s, num_rows=num_rows),
+        table_s=num_raced * ((rounds + warmup) * step_s + load_s) + verdict_s(graph, host, config, step_s),
     )
 
 
-def table_s(graph: OpGraph, host: Host, config: TrainConfig, step_s: float, *, num_rows: int) -> float:
-    """Seconds of the final table, of the race that gives the verdict, and of compiling for it; as `forecast`."""
-    load_s, num_raced, rounds = LOAD_S_PER_OP * graph.num_ops, num_rows, config.search.table_rounds
-    warmup = RaceProtocol().warmup if config.total_s is None else 1
-    if config.total_s is not None:
-        room_s = max(TABLE_SHARE * config.total_s, LEAST_RACE_S)
-        num_raced, rounds = race_within(room_s, step_s, load_s, num_rows, rounds)
-    raced_s = num_raced * ((rounds + warmup) * step_s + load_s)
-    judged_s = NUM_JUDGED * ((judged_rounds(judging_s(config), NUM_JUDGED * step_s) + 2) * step_s + load_s)
-    return raced_s + judged_s + compiling_s(graph, host, config)
+def verdict_s(graph: OpGraph, host: Host, config: TrainConfig, step_s: float) -> float:
+    """Seconds of the race that gives the verdict, and of compiling for it; arguments are those of `forecast`."""
+    rounds = judged_rounds(judging_s(config), NUM_JUDGED * step_s)
+    load_s = NUM_JUDGED * LOAD_S_PER_OP * graph.num_ops
+    return NUM_JUDGED * (rounds + RaceProtocol().warmup) * step_s + load_s + compiling_s(graph, host, config)
 
 
 def judging_s(config: TrainConfig) -> float:
@@ -108,7 +107,7 @@ def judging_s(config: TrainConfig) -> float:
 
 def compiling_s(graph: OpGraph, host: Host, config: TrainConfig) -> float:
     """Seconds that `torch.compile` may take before the verdict; 0 where it is not tried."""
-    most_s = COMPILING_SHARE * (config.budget_s if config.total_s is None else config.total_s)
+    most_s = COMPILING_SHARE * (config.total_s or config.budget_s)
     is_cpu = all(device.backend == "cpu" for device in host.devices)
     return most_s if is_cpu and COMPILING_S_PER_OP * graph.num_ops <= most_s else 0.0
 

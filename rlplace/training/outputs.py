@@ -39,7 +39,7 @@ from rlplace.measure.explain.explanation import Alternative, Explanation, Kind, 
 from rlplace.measure.host_model.learned_host import FILE as HOST_MODEL
 from rlplace.measure.timing.eager_step import EagerRecipe, Other, check_has_values
 from rlplace.measure.timing.threads import usable_cores
-from rlplace.measure.timing.verdict import LEVEL, TINY_S, SpeedVerdict, interval, judge
+from rlplace.measure.timing.verdict import LARGE, LEVEL, TINY_S, SpeedVerdict, interval, judge
 from rlplace.report import Curve, results_table, save_best_so_far_png, save_timeline_png
 from rlplace.report.chrome_trace import chrome_trace
 from rlplace.report.console import Progress, as_html, as_text
@@ -95,21 +95,8 @@ class Table:
     def summary(self) -> str:
         """One line with the step times of the best placement, of one device and of plain PyTorch, and the verdict;
         with `not worth it` if placing is not known to help."""
-        if self.verdict is not None:
-            return self.verdict.line
-        known = {
-            name: (step_s,)
-            for name, method, key in BESIDE
-            for row in self.rows
-            if row["method"] == method and (step_s := row.get(key)) is not None
-        }
-        placed_s = self.row(self.best)["step_time_s"] if self.best else math.inf
-        return judge((placed_s,), known, why="the race that chose a placement says nothing of its lead").line
-
-    @property
-    def is_worth_it(self) -> bool:
-        """Whether the best placement is known to be faster than one device and plain PyTorch."""
-        return self.verdict is not None and self.verdict.is_worth_it
+        placed_s = self.row(self.best)["step_time_s"] if self.best else LARGE
+        return str(self.verdict or judge((placed_s,), {}, why="it was not raced again, beside others"))
 
     def row(self, method: str) -> dict[str, Any]:
         """The row of `method`."""
@@ -118,12 +105,6 @@ class Table:
 
 ONE_DEVICE, EAGER, ONE_THREAD, COMPILED = "one device", "eager", "eager on one thread", "torch.compile"
 """Steps beside which a placement is judged."""
-BESIDE = (
-    (ONE_DEVICE, "single", "step_time_s"),
-    (EAGER, "eager", "step_time_s"),
-    (ONE_THREAD, "eager", "one_thread_s"),
-)
-"""Names, and where their step times are in the table."""
 
 
 def fill_table(
@@ -172,17 +153,8 @@ def leader_of(measured: Mapping[str, Measurement]) -> str:
 
 
 def best_of(measured: Mapping[str, Measurement]) -> str:
-    """The leader, or the best `SIMPLE` method where the leader is not clearly faster; `""` of none.
-
-    The same race chose it, so the level is divided by the number of those it was chosen from (Bonferroni).
-    """
-    leader, simple = leader_of(measured), leader_of({name: measured[name] for name in measured if name in SIMPLE})
-    if not simple or leader in SIMPLE:
-        return leader
-    is_exact = all(outcome.is_simulated for outcome in measured.values())
-    others, count = {simple: measured[simple].rounds_s}, len(measured) - 1
-    verdict = judge(measured[leader].rounds_s, others, is_exact=is_exact, candidates=count)
-    return leader if verdict.is_worth_it else simple
+    """The best `SIMPLE` method, or the leader where none ran: the race that chose a leader says nothing of its lead."""
+    return leader_of({name: measured[name] for name in measured if name in SIMPLE}) or leader_of(measured)
 
 
 def measure_table(
@@ -415,7 +387,7 @@ class TrainResult:
     @property
     def is_worth_it(self) -> bool:
         """Whether the placement is known to be faster than one device and plain PyTorch (`table.verdict`)."""
-        return self.table.is_worth_it
+        return self.table.verdict is not None and self.table.verdict.is_worth_it
 
     @property
     def step_time_s(self) -> float:

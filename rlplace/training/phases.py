@@ -10,12 +10,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from rlplace.errors import DeviceLost, RunnerError
+from rlplace.errors import RunnerError
 from rlplace.measure import Placement, Problem, Simulator
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import HostKnowledge, LearnedHost, Prior, knowledge_of, prior_of
 from rlplace.measure.timing.eager_step import EagerRecipe
-from rlplace.measure.timing.verdict import judged_rounds
 from rlplace.say import Say
 from rlplace.search.improve.moves import are_kernels_kept
 from rlplace.search.rules import baselines
@@ -24,15 +23,15 @@ from rlplace.session.session_records import MethodResult
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import (
     CALIBRATION_SHARE,
-    NUM_JUDGED,
     Durations,
     Stopwatch,
     ahead,
     compiling_s,
+    forecast,
     judging_s,
     limit_s,
     searching_within,
-    table_s,
+    verdict_s,
     within,
 )
 from rlplace.training.method_choice import LEARNED, method_of, methods_of
@@ -109,12 +108,11 @@ def find_best(run: TrainingRun, known_hosts: Sequence[LearnedHost]) -> TrainResu
         entries |= place_without_gangs(problem, simulator, seed=asked.seed)
         heuristics_s = starting_s + watch.lap_s()
 
-        rows = num_rows(methods, problem.host)
         if asked.total_s is not None:
-            config = dataclasses.replace(run.config, budget_s=asked.budget_s)
-            after_s = 0.0
+            config, after_s = dataclasses.replace(run.config, budget_s=asked.budget_s), 0.0
             if evaluator.is_measured:  # the machine may have become busy since the profile: the forecast is revised
-                after_s = table_s(problem.graph, problem.host, asked, evaluator.time_step_s(), num_rows=rows)
+                rows, step_s = num_rows(methods, problem.host), evaluator.time_step_s()
+                after_s = forecast(problem.graph, problem.host, asked, step_s, num_rows=rows).table_s
             left_s = asked.total_s - (time.monotonic() - begin_s) - after_s
             run.config = searching_within(config, left_s, session.spent_s(in_turn=not problem.host.is_simulated))
         options = options_of(run, methods, evaluator, known, prior, knowledge)
@@ -162,11 +160,12 @@ def _expected(run: TrainingRun, methods: tuple[str, ...], *, is_compiled: bool) 
         run.progress.say(
             f"the host is simulated, nothing can be measured: `{methods[0]}` takes the place of `{LEARNED}`"
         )
+    step_s = float(problem.costs.op_time_s.sum(axis=0).min())
     run.config, expected = within(
         problem.graph,
         problem.host,
         config,
-        one_device_s(problem),
+        step_s,
         num_rows=num_rows(methods, problem.host),
         is_compiled=is_compiled,
     )
@@ -181,11 +180,6 @@ def _expected(run: TrainingRun, methods: tuple[str, ...], *, is_compiled: bool) 
         )
     )
     return expected
-
-
-def one_device_s(problem: Problem) -> float:
-    """Seconds of all ops on the best single device, by their costs."""
-    return float(problem.costs.op_time_s.sum(axis=0).min())
 
 
 def _knowledge(run: TrainingRun, known_hosts: Sequence[LearnedHost]) -> HostKnowledge | None:
@@ -241,11 +235,10 @@ def _judged(
     table = kept_table(run.session, plans) if evaluator.is_measured else None
     if table is None:
         say("measuring the final table" if evaluator.is_measured else "simulating the final table")
-        step_s = evaluator.usual_s if math.isfinite(evaluator.usual_s) else one_device_s(problem)
-        # a verdict needs its rounds, while few rounds are enough to choose what is judged: the table has the rest
-        rounds = judged_rounds(judging_s(asked), NUM_JUDGED * step_s)
-        after_s = (NUM_JUDGED * (rounds + 2) + 2) * step_s + compiling_s(problem.graph, problem.host, asked)
-        table = measure_table(problem, evaluator, entries, run.config, say, left_s - after_s, step_s)
+        step_s = evaluator.time_step_s() if evaluator.is_measured and math.isfinite(left_s) else 0.0
+        # a verdict needs its rounds, while few are enough to choose what is judged: the table has the rest
+        left_s -= verdict_s(problem.graph, problem.host, asked, step_s) + 2 * step_s
+        table = measure_table(problem, evaluator, entries, run.config, say, left_s, step_s)
         if table.leader:
             table = judge_table(problem, evaluator, table, asked, say)
         if table.best and evaluator.is_measured:
@@ -277,21 +270,13 @@ def judge_table(problem: Problem, evaluator: Evaluator, table: Table, config: Tr
     times_s = [table.row(name)["step_time_s"] for name in (table.leader, *simple, *["eager"] * bool(others))]
     if evaluator.is_measured:
         say("measuring the best placement once more, beside one device and plain PyTorch")
-    try:
-        named, verdict = evaluator.judge(
-            leader,
-            {words[name]: plan for name, plan in simple.items()},
-            others,
-            step_s=sum(times_s) / len(times_s),
-            most_s=judging_s(config),
-            say=say,
-        )
-    except DeviceLost:
-        raise
-    except RunnerError as error:
-        say(f"no verdict: {error}")
-        return table
+    named, verdict = evaluator.judge(
+        leader,
+        {words[name]: plan for name, plan in simple.items()},
+        others,
+        step_s=sum(times_s) / len(times_s),
+        most_s=judging_s(config),
+        say=say,
+    )
     best = next((name for name in simple if words[name] == named), twin or table.leader)
-    compiled = [each.step_s for each in verdict.beside if each.name == COMPILED]
-    rows = [row | {"compiled_s": compiled[0]} if compiled and row is eager else row for row in table.rows]
-    return dataclasses.replace(table, rows=tuple(rows), best=best, verdict=verdict)
+    return dataclasses.replace(table, best=best, verdict=verdict)

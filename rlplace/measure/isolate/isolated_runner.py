@@ -418,11 +418,9 @@ class IsolatedRunner:
             return self._limits.longest_s
         if isinstance(request, Trace):
             return request.longest_s
-        if isinstance(request, Profile):
-            return MAKING_S
-        if not board.is_made or board.contender >= len(request.plans):
-            number = board.contender - len(request.plans)
-            recipe = request.others[number] if 0 <= number < len(request.others) else None
+        if isinstance(request, Profile) or not board.is_made or board.contender >= len(request.plans):
+            others = {} if isinstance(request, Profile) else dict(enumerate(request.others, len(request.plans)))
+            recipe = others.get(board.contender)
             return MAKING_S if recipe is None or board.is_made else recipe.making_s
         if board.contender == REFERENCE:
             return self._limits.longest_s
