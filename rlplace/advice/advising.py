@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,9 @@ from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.placement import PlacedSplit
 from rlplace.measure.problem import capacity_bytes, single_device_peak_bytes
 from rlplace.measure.timing.eager_step import EagerRecipe, EagerStep, check_has_values
+from rlplace.measure.timing.race import idle_share
 from rlplace.measure.timing.threads import one_thread_here
+from rlplace.measure.timing.verdict import Outcome, disturbance, judge
 from rlplace.report.console import make_progress
 from rlplace.say import Say, format_seconds
 from rlplace.search import Budget, find
@@ -47,7 +49,7 @@ WARM_UP_EVALUATIONS = 400
 """Before the clock starts: every kernel is called once, and compiled where that has never happened on this machine."""
 SEARCH_SHARE, SIMULATED_SHARE = 0.5, 0.9
 """Part of the time for all searches, where a race follows and where none does."""
-RACE = RaceProtocol(warmup=1, min_rounds=3, max_rounds=9, hopeless=math.inf, margin=math.inf)
+RACE = RaceProtocol(warmup=1, min_rounds=3, max_rounds=15, hopeless=math.inf, margin=math.inf)
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,13 +256,35 @@ def _measured(
         placed_s=_step_s(placed) if first.count == 1 else None,
         cut_s=_step_s(placed) if first.count > 1 else figures.cut_s,
     )
+    races = [(single, placed, eager)]
     if cut is not None and cut.step_s >= first.step_s:
         figures = replace(figures, cut_s=None, cut_count=1)
     elif cut is not None:
-        figures = replace(figures, cut_s=_step_s(_race(cut, deadline_s, seed, isolated)[1]))
+        races.append(_race(cut, deadline_s, seed, isolated)[:3])
+        figures = replace(figures, cut_s=_step_s(races[-1][1]))
     if sharded is None or sharded.step_s >= min(one.step_s for one in found):
-        return replace(figures, sharded_s=None)
-    return replace(figures, sharded_s=_step_s(_race(sharded, deadline_s, seed, isolated)[1]))
+        figures = replace(figures, sharded_s=None)
+    else:
+        races.append(_race(sharded, deadline_s, seed, isolated)[:3])
+        figures = replace(figures, sharded_s=_step_s(races[-1][1]))
+    return replace(figures, outcome=_outcome(races))
+
+
+def _outcome(
+    races: Iterable[tuple[Measurement | None, Measurement | None, Measurement | None]],
+) -> Outcome | Literal[""]:
+    """Whether the best of raced placements is faster than one device and plain PyTorch; empty where none ran."""
+    ran = [(placed, (single, eager)) for single, placed, eager in races if placed is not None and placed.ok]
+    if not ran:
+        return ""
+    placed, others = min(ran, key=lambda pair: pair[0].step_time_s)
+    known = {str(k): other for k, other in enumerate(others) if other is not None and other.ok}
+    if not known:
+        return ""
+    scatter = min(other.spread_s / other.step_time_s for other in known.values())
+    times_s = {name: other.samples_s for name, other in known.items()}
+    why = disturbance(idle_share(), scatter, "one device")
+    return judge(placed.samples_s, times_s, candidates=len(ran), why=why).outcome
 
 
 def _best_cut(found: list[_Found]) -> _Found | None:

@@ -196,9 +196,9 @@ class Evaluator:
         rounds = judged_rounds(most_s, round_s)
         # the order of each round is another than in the race that chose
         protocol = RaceProtocol(
-            min_rounds=rounds, max_rounds=rounds, hopeless=math.inf, seed=1, is_beside_reference=False
+            warmup=1, min_rounds=rounds, max_rounds=rounds, hopeless=math.inf, seed=1, is_beside_reference=False
         )
-        late_s = LATE * (rounds + protocol.warmup) * round_s
+        late_s = LATE * (rounds + 1) * round_s
         late_s += sum(recipe.making_s for recipe in others.values() if recipe.is_compiled)
         idle, deadline_s = idle_share(), time.monotonic() + late_s
         outcomes = self._raced([plan, *simple.values()], protocol, [*others.values()], deadline_s)
@@ -323,7 +323,7 @@ def _judged(
     if named not in times:
         raise RunnerError("neither the placement nor everything on one device ran")
     others = {name: each for name, each in times.items() if name not in ("", named)}
-    return named, judge(times[named], others, is_exact=is_exact, why=why, time_s=time_s)
+    return named, judge(times[named], others, is_exact=is_exact, why=why, time_s=time_s, name=named or "placed")
 
 
 BELOW = 3.0

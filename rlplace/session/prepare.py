@@ -663,11 +663,11 @@ def is_cut_faster(
     outcome = min(outcomes[: len(plans)], key=lambda each: each.step_time_s)
     if not outcome.ok:
         return False
-    others = {str(k): each.samples_s for k, each in enumerate(outcomes[len(plans) :]) if each.ok}
-    verdict = judge(outcome.samples_s, others, candidates=len(plans))
+    beside = {str(k): each.samples_s for k, each in enumerate(outcomes[len(plans) :]) if each.ok}
+    verdict = judge(outcome.samples_s, beside, candidates=len(plans))
     say(
         f"measured: {format_seconds(outcome.step_time_s)} in {what}, "
         f"{format_seconds(min(each.step_time_s for each in outcomes[len(plans) :]))} "
         f"{'with the whole batch' if is_uncut else 'without shards'}: {verdict.outcome}"
     )
-    return verdict.is_worth_it or not others
+    return verdict.is_worth_it or not beside

@@ -15,7 +15,7 @@ from rlplace.errors import RlplaceError
 from rlplace.graphs import OpGraph
 from rlplace.measure import Host, RaceProtocol
 from rlplace.measure.timing.eager_step import EagerStep
-from rlplace.measure.timing.verdict import judged_rounds
+from rlplace.measure.timing.verdict import USUAL_ROUNDS, judged_rounds
 from rlplace.say import format_clock
 from rlplace.session.calibrate import LEAST, LEAST_TRACED
 from rlplace.training.config import TrainConfig
@@ -96,8 +96,8 @@ def forecast(
 def verdict_s(graph: OpGraph, host: Host, config: TrainConfig, step_s: float) -> float:
     """Seconds of the race that gives the verdict, and of compiling for it; arguments are those of `forecast`."""
     rounds = judged_rounds(judging_s(config), NUM_JUDGED * step_s)
-    load_s = NUM_JUDGED * LOAD_S_PER_OP * graph.num_ops
-    return NUM_JUDGED * (rounds + RaceProtocol().warmup) * step_s + load_s + compiling_s(graph, host, config)
+    load_s = LOAD_S_PER_OP * graph.num_ops
+    return NUM_JUDGED * ((rounds + 1) * step_s + load_s) + compiling_s(graph, host, config, step_s)
 
 
 def judging_s(config: TrainConfig) -> float:
@@ -105,11 +105,13 @@ def judging_s(config: TrainConfig) -> float:
     return limit_s(config.budget_s) if config.total_s is None else JUDGING_SHARE * config.total_s
 
 
-def compiling_s(graph: OpGraph, host: Host, config: TrainConfig) -> float:
-    """Seconds that `torch.compile` may take before the verdict; 0 where it is not tried."""
+def compiling_s(graph: OpGraph, host: Host, config: TrainConfig, step_s: float) -> float:
+    """Seconds that `torch.compile` may take before the verdict; 0 where it is not tried: on GPUs, where it takes longer
+    than that, and where there is hardly time for the race. Arguments are those of `forecast`."""
     most_s = COMPILING_SHARE * (config.total_s or config.budget_s)
     is_cpu = all(device.backend == "cpu" for device in host.devices)
-    return most_s if is_cpu and COMPILING_S_PER_OP * graph.num_ops <= most_s else 0.0
+    is_roomy = judged_rounds(judging_s(config), NUM_JUDGED * step_s) >= USUAL_ROUNDS
+    return most_s if is_cpu and is_roomy and COMPILING_S_PER_OP * graph.num_ops <= most_s else 0.0
 
 
 def within(

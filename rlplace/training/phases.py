@@ -262,12 +262,13 @@ def judge_table(problem: Problem, evaluator: Evaluator, table: Table, config: Tr
     if twin := next((name for name, plan in simple.items() if plan.fingerprint == leader.fingerprint), ""):
         simple.pop(twin)
     eager, others = table.row("eager"), dict[str, EagerRecipe]()
+    times_s = [table.row(name)["step_time_s"] for name in (table.leader, *simple)]
     if eager["status"] == "ok":
+        times_s.append(eager["step_time_s"])
         is_alone = (eager.get("one_thread_s") or math.inf) < eager["step_time_s"]
         others = {ONE_THREAD: EagerRecipe(num_threads=1)} if is_alone else {EAGER: EagerRecipe()}
-        if making_s := compiling_s(problem.graph, problem.host, config):
+        if making_s := compiling_s(problem.graph, problem.host, config, max(times_s)):
             others[COMPILED] = EagerRecipe(is_compiled=True, making_s=making_s)
-    times_s = [table.row(name)["step_time_s"] for name in (table.leader, *simple, *["eager"] * bool(others))]
     if evaluator.is_measured:
         say("measuring the best placement once more, beside one device and plain PyTorch")
     named, verdict = evaluator.judge(

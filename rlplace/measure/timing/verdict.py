@@ -24,7 +24,7 @@ LEAST_ROUNDS, MOST_PAIRS = 5, 100
 """With fewer rounds, all pairs have the same sign by chance in more than `LEVEL` of cases; more pairs do not count."""
 JUDGING_S = 25.0
 """Seconds of a race that gives a verdict, about."""
-LEAST_JUDGED, USUAL_ROUNDS, MOST_ROUNDS = 8, 30, 40
+LEAST_JUDGED, USUAL_ROUNDS, MOST_ROUNDS = 6, 30, 40
 """Rounds of such a race: at least, however long steps are, mostly, and at most. From `USUAL_ROUNDS` on, it mostly tells
 steps apart that differ by 5 % where each scatters by 5 %."""
 LEAST_IDLE, MOST_SCATTER = 0.75, 0.1
@@ -64,6 +64,8 @@ class SpeedVerdict:
     """Why it is not known; on a disturbed machine, the signs of that."""
     time_s: Annotated[Seconds, Field(lt=253402300800)] = 0.0
     """When it was measured, in seconds since 1970, before the year 10000; 0 if unknown."""
+    name: str = "placed"
+    """Of the judged step."""
 
     @property
     def is_worth_it(self) -> bool:
@@ -74,7 +76,7 @@ class SpeedVerdict:
         """The line that a run ends with: all step times, and the outcome beside the step that is hardest to beat."""
         names = sorted(self.beside, key=lambda each: each.name)
         told = ", ".join(f"{name} {format_seconds(step_s)}" for name, step_s in (
-            ("placed", self.step_s), *((each.name, each.step_s) for each in names)
+            (self.name, self.step_s), *((each.name, each.step_s) for each in names)
         ))  # fmt: skip
         if self.outcome == "not known":
             return f"{told}: not known to be faster, so not worth it until that is known ({self.why})"
@@ -95,6 +97,7 @@ def judge(
     why: str = "",
     candidates: int = 1,
     time_s: float = 0.0,
+    name: str = "placed",
 ) -> SpeedVerdict:
     """The verdict on a step, from the rounds of one race.
 
@@ -110,18 +113,19 @@ def judge(
         why: signs that the machine was disturbed: then nothing is known.
         candidates: how many steps this one was chosen from, where the same race chose it.
         time_s: when it was measured.
+        name: of the judged step, for people.
     """
     rounds = min(MOST_PAIRS, *map(len, (ours, *others.values())))
     level = LEVEL / candidates / (1 if len(others) > 1 else 2)
     beside, is_faster, is_slower = [], True, False
-    for name, theirs in others.items():
-        mine, other = (np.log(np.maximum(each[:rounds], TINY_S)) for each in (ours, theirs))
+    for other, theirs in others.items():
+        mine, beat = (np.log(np.maximum(each[:rounds], TINY_S)) for each in (ours, theirs))
         levels = LEVEL / 2, level, LEVEL_SLOWER / len(others)
-        between, above, below = (interval(mine - other, each, is_exact=is_exact) for each in levels)
+        between, above, below = (interval(mine - beat, each, is_exact=is_exact) for each in levels)
         is_faster &= bool(above[2] < 0)
         is_slower |= bool(below[0] > 0)
         low, ratio, high = np.minimum(np.exp(between), LARGE).tolist()
-        beside.append(Beside(name, max(float(np.median(theirs)), TINY_S), ratio, low, high))
+        beside.append(Beside(other, max(float(np.median(theirs)), TINY_S), ratio, low, high))
     if not others:
         why = why or "there is nothing to compare it with"
     elif rounds < LEAST_ROUNDS and not is_exact:
@@ -129,7 +133,7 @@ def judge(
     known: Outcome = "faster" if is_faster else "slower" if is_slower else "no clear difference"
     hardest = tuple(sorted(beside, key=lambda each: each.low if known == "slower" else each.high, reverse=True))
     step_s = max(float(np.median(ours)), TINY_S)
-    return SpeedVerdict("not known" if why else known, step_s, hardest, 0 if is_exact else rounds, why, time_s)
+    return SpeedVerdict("not known" if why else known, step_s, hardest, 0 if is_exact else rounds, why, time_s, name)
 
 
 def interval(logs: NDArray[np.float64], level: float, *, is_exact: bool = False) -> NDArray[np.float64]:
@@ -175,7 +179,7 @@ def judged_rounds(most_s: float, round_s: float) -> int:
     """The rounds of a race that gives a verdict: those for which `JUDGING_S` has room; `USUAL_ROUNDS` if `most_s` has.
 
     >>> judged_rounds(60.0, 0.5), judged_rounds(60.0, 2.0), judged_rounds(12.0, 1.0), judged_rounds(12.0, 9.0)
-    (40, 30, 12, 8)
+    (40, 30, 12, 6)
     """
     shortly, at_most = (int(seconds / max(round_s, 1e-9)) for seconds in (min(most_s, JUDGING_S), most_s))
     return min(max(shortly, min(at_most, USUAL_ROUNDS), LEAST_JUDGED), MOST_ROUNDS)
