@@ -191,10 +191,10 @@ def one_device_step_s(graph: OpGraph, host: Host) -> float | None:
 def ahead(
     expected: Durations,
     methods: tuple[str, ...],
+    config: TrainConfig,
     *,
     is_simulated: bool,
     whole: str,
-    evaluations: int | None = None,
     is_compiled: bool = True,
 ) -> str:
     """The message for people before a run.
@@ -202,20 +202,24 @@ def ahead(
     Args:
         expected: how long its parts take.
         methods: that search.
+        config: of the run.
         is_simulated: whether they do so side by side.
         whole: the words for the sum of the parts: `in all`, or `from here`.
-        evaluations: placements that each method scores, where that ends the search and not the time.
         is_compiled: whether the kernels have been compiled already.
     """
+    evaluations = config.evaluations
     once = "" if is_compiled else "; kernels are compiled first, once"
     how = "search side by side" if is_simulated else "search in turn"
     who = f"{' and '.join(methods)} {how if methods[1:] else 'searches'}"
-    spent = f"about {format_clock(expected.total_s)} {whole}: {expected}"
+    limit = f"`budget` of the search {format_clock(config.budget_s)}"
+    if config.total_s is not None:
+        limit = f"within a `total` of {format_clock(config.total_s)}"
+    spent = f"about {format_clock(expected.total_s)} {whole}, {limit}: {expected}"
     return f"{spent if evaluations is None else f'{evaluations:,} placements for each method'}; {who}{once}"
 
 
 def afterwards(taken: Durations, expected: Durations, evaluations: int | None = None) -> str:
-    """The message for people at the end; `evaluations` as of `ahead`."""
+    """The message for people at the end; `evaluations` as of the configuration."""
     beside = f" (expected: about {format_clock(expected.total_s)})" if evaluations is None else ""
     return f"took {format_clock(taken.total_s)}: {taken}{beside}"
 

@@ -173,9 +173,9 @@ def _expected(run: TrainingRun, methods: tuple[str, ...], *, is_compiled: bool) 
         ahead(
             expected,
             methods,
+            config,
             is_simulated=is_simulated,
             whole="from here",
-            evaluations=config.evaluations,
             is_compiled=is_compiled,
         )
     )

@@ -93,16 +93,21 @@ def test_what_an_interrupted_run_spent_on_its_search_is_not_taken_from_the_limit
 
 def test_people_are_told_before_and_after() -> None:
     expected = Durations(profiling_s=5.0, calibration_s=14.0, search_s=150.0, table_s=31.0)
-    assert ahead(expected, ("learned", "portfolio"), is_simulated=False, whole="in all") == (
-        "about 3:20 in all: profiling 0:05, calibration 0:14, search 2:30, table 0:31; "
+    config = TrainConfig(budget_s=150.0)
+    assert ahead(expected, ("learned", "portfolio"), config, is_simulated=False, whole="in all") == (
+        "about 3:20 in all, `budget` of the search 2:30: profiling 0:05, calibration 0:14, search 2:30, table 0:31; "
         "learned and portfolio search in turn"
     )
     search = Durations(search_s=60.0)
-    first = ahead(expected, ("learned",), is_simulated=False, whole="in all", is_compiled=False)
+    limited = ahead(
+        expected, ("learned",), dataclasses.replace(config, total_s=200.0), is_simulated=False, whole="in all"
+    )
+    assert limited.startswith("about 3:20 in all, within a `total` of 3:20: ")
+    first = ahead(expected, ("learned",), config, is_simulated=False, whole="in all", is_compiled=False)
     assert first.endswith("; learned searches; kernels are compiled first, once")
-    both = ahead(search, ("policy", "portfolio"), is_simulated=True, whole="from here")
+    both = ahead(search, ("policy", "portfolio"), config, is_simulated=True, whole="from here")
     assert both.endswith(" search side by side")
-    assert ahead(search, ("portfolio",), is_simulated=True, whole="from here").endswith(
+    assert ahead(search, ("portfolio",), config, is_simulated=True, whole="from here").endswith(
         "search 1:00; portfolio searches"
     )
     assert afterwards(search, expected) == "took 1:00: search 1:00 (expected: about 3:20)"
