@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -239,7 +239,7 @@ def _measured(
     """
     first = found[0]
     cut = _best_cut(found[1:])
-    single, placed, eager, why = _race(first, deadline_s, seed, isolated)
+    single, placed, eager, why, outcome = _race(first, deadline_s, seed, isolated)
     single_s = _step_s(single)
     ratio = single_s / figures.single_s if single_s is not None and figures.single_s else 1.0
     spreads = [outcome.spread_s / outcome.step_time_s for outcome in (single, placed, eager) if outcome and outcome.ok]
@@ -256,35 +256,18 @@ def _measured(
         placed_s=_step_s(placed) if first.count == 1 else None,
         cut_s=_step_s(placed) if first.count > 1 else figures.cut_s,
     )
-    races = [(single, placed, eager)]
+    outcomes = {_step_s(placed) or math.inf: outcome}
     if cut is not None and cut.step_s >= first.step_s:
         figures = replace(figures, cut_s=None, cut_count=1)
     elif cut is not None:
-        races.append(_race(cut, deadline_s, seed, isolated)[:3])
-        figures = replace(figures, cut_s=_step_s(races[-1][1]))
+        _, placed, *_, outcome = _race(cut, deadline_s, seed, isolated)
+        figures, outcomes[_step_s(placed) or math.inf] = replace(figures, cut_s=_step_s(placed)), outcome
     if sharded is None or sharded.step_s >= min(one.step_s for one in found):
         figures = replace(figures, sharded_s=None)
     else:
-        races.append(_race(sharded, deadline_s, seed, isolated)[:3])
-        figures = replace(figures, sharded_s=_step_s(races[-1][1]))
-    return replace(figures, outcome=_outcome(races))
-
-
-def _outcome(
-    races: Iterable[tuple[Measurement | None, Measurement | None, Measurement | None]],
-) -> Outcome | Literal[""]:
-    """Whether the best of raced placements is faster than one device and plain PyTorch; empty where none ran."""
-    ran = [(placed, (single, eager)) for single, placed, eager in races if placed is not None and placed.ok]
-    if not ran:
-        return ""
-    placed, others = min(ran, key=lambda pair: pair[0].step_time_s)
-    known = {str(k): other for k, other in enumerate(others) if other is not None and other.ok}
-    if not known:
-        return ""
-    scatter = min(other.spread_s / other.step_time_s for other in known.values())
-    times_s = {name: other.samples_s for name, other in known.items()}
-    why = disturbance(idle_share(), scatter, "one device")
-    return judge(placed.samples_s, times_s, candidates=len(ran), why=why).outcome
+        _, placed, *_, outcome = _race(sharded, deadline_s, seed, isolated)
+        figures, outcomes[_step_s(placed) or math.inf] = replace(figures, sharded_s=_step_s(placed)), outcome
+    return replace(figures, outcome=outcomes[min(outcomes)])
 
 
 def _best_cut(found: list[_Found]) -> _Found | None:
@@ -293,8 +276,9 @@ def _best_cut(found: list[_Found]) -> _Found | None:
 
 def _race(
     one: _Found, deadline_s: float, seed: int, isolated: bool | None
-) -> tuple[Measurement | None, Measurement | None, Measurement | None, str]:
-    """Measurements of the best single device, the best placement and eager, and why there is none of eager."""
+) -> tuple[Measurement | None, Measurement | None, Measurement | None, str, Outcome | Literal[""]]:
+    """Measurements of the best single device, the best placement and eager, why there is none of eager, and whether
+    the placement is faster than both; empty where nothing can be said of that, since one of them is missing."""
     problem, simulator = one.problem, one.simulator
     devices = [best_single(problem, simulator), *([] if one.devices is None else [one.devices])]
     plans = [simulator.plan(row) for row in devices]
@@ -308,7 +292,13 @@ def _race(
     plain = outcomes[len(plans)] if eager else None
     if plain is not None and not plain.ok:
         why = plain.why or plain.status
-    return outcomes[0], outcomes[1] if len(plans) > 1 else None, plain, why
+    single, placed = outcomes[0], outcomes[1] if len(plans) > 1 else None
+    others = {str(k): each.samples_s for k, each in enumerate((single, plain)) if each is not None and each.ok}
+    outcome: Outcome | Literal[""] = ""
+    if placed is not None and placed.ok and others:
+        why_not = disturbance(idle_share(), single.spread_s / single.step_time_s, "one device")
+        outcome = judge(placed.samples_s, others, why=why_not).outcome
+    return single, placed, plain, why, outcome
 
 
 def _step_s(outcome: Measurement | None) -> float | None:

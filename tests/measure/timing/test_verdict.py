@@ -107,4 +107,4 @@ def test_a_verdict_is_read_as_it_was_written() -> None:
 
 def test_a_race_has_its_rounds_also_where_steps_are_long() -> None:
     assert judged_rounds(60.0, 1e-3) == 40
-    assert judged_rounds(1.0, 60.0) == 8
+    assert judged_rounds(1.0, 60.0) == 6
