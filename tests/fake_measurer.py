@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 from micrographs import op_graph
 from numpy.typing import NDArray
@@ -10,7 +12,9 @@ from random_problems import plain_host
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.measurement import Measurement
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import Plan, Problem
+from rlplace.measure.timing.eager_step import EagerRecipe
+from rlplace.measure.timing.race import RaceProtocol
 
 
 def chain_problem(num_ops: int, num_devices: int = 2) -> Problem:
@@ -57,3 +61,29 @@ class TimingMeasurer(CountingMeasurer):
     def step_times(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
         self.timed.append(placements.copy())
         return np.array([self._measure(placement).step_time_s for placement in placements])
+
+
+class RacingRunner:
+    """A runner whose steps take no time, and as long as they are said to.
+
+    Args:
+        steps_s: seconds of a step of each plan, by fingerprint.
+        eager_s: of plain PyTorch, with all threads and with one.
+    """
+
+    reference = None
+
+    def __init__(self, steps_s: Mapping[str, float], eager_s: tuple[float, float] | None) -> None:
+        self._steps_s, self._eager_s = steps_s, eager_s
+
+    def measure_plans(
+        self,
+        plans: Sequence[Plan],
+        *,
+        protocol: RaceProtocol,
+        others: Sequence[EagerRecipe] = (),
+        deadline_s: float = float("inf"),
+    ) -> list[Measurement]:
+        times_s = [self._steps_s[plan.fingerprint] for plan in plans]
+        times_s += [(self._eager_s or ())[other.num_threads == 1] for other in others]
+        return [Measurement("ok", each_s, (each_s,) * protocol.max_rounds) for each_s in times_s]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,9 @@ from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.placement import PlacedSplit
 from rlplace.measure.problem import OP_ORDERS, capacity_bytes, single_device_peak_bytes
 from rlplace.measure.timing.eager_step import EagerRecipe, EagerStep, check_has_values
+from rlplace.measure.timing.race import idle_share
 from rlplace.measure.timing.threads import one_thread_here
+from rlplace.measure.timing.verdict import Outcome, disturbance, judge
 from rlplace.report.console import make_progress
 from rlplace.say import Say, format_seconds
 from rlplace.search import Budget, find
@@ -47,7 +49,7 @@ WARM_UP_EVALUATIONS = 400
 """Before the clock starts: every kernel is called once, and compiled where that has never happened on this machine."""
 SEARCH_SHARE, SIMULATED_SHARE = 0.5, 0.9
 """Part of the time for all searches, where a race follows and where none does."""
-RACE = RaceProtocol(warmup=1, min_rounds=3, max_rounds=9, hopeless=math.inf, margin=math.inf)
+RACE = RaceProtocol(warmup=1, min_rounds=3, max_rounds=15, hopeless=math.inf, margin=math.inf)
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,7 +248,7 @@ def _measured(
     """
     first = found[0]
     cut = _best_cut(found[1:])
-    single, placed, eager, why = _race(first, deadline_s, seed, isolated)
+    single, placed, eager, why, outcome = _race(first, deadline_s, seed, isolated)
     single_s = _step_s(single)
     ratio = single_s / figures.single_s if single_s is not None and figures.single_s else 1.0
     spreads = [outcome.spread_s / outcome.step_time_s for outcome in (single, placed, eager) if outcome and outcome.ok]
@@ -263,13 +265,18 @@ def _measured(
         placed_s=_step_s(placed) if first.count == 1 else None,
         cut_s=_step_s(placed) if first.count > 1 else figures.cut_s,
     )
+    outcomes = {_step_s(placed) or math.inf: outcome}
     if cut is not None and cut.step_s >= first.step_s:
         figures = replace(figures, cut_s=None, cut_count=1)
     elif cut is not None:
-        figures = replace(figures, cut_s=_step_s(_race(cut, deadline_s, seed, isolated)[1]))
+        _, placed, *_, outcome = _race(cut, deadline_s, seed, isolated)
+        figures, outcomes[_step_s(placed) or math.inf] = replace(figures, cut_s=_step_s(placed)), outcome
     if sharded is None or sharded.step_s >= min(one.step_s for one in found):
-        return replace(figures, sharded_s=None)
-    return replace(figures, sharded_s=_step_s(_race(sharded, deadline_s, seed, isolated)[1]))
+        figures = replace(figures, sharded_s=None)
+    else:
+        _, placed, *_, outcome = _race(sharded, deadline_s, seed, isolated)
+        figures, outcomes[_step_s(placed) or math.inf] = replace(figures, sharded_s=_step_s(placed)), outcome
+    return replace(figures, outcome=outcomes[min(outcomes)])
 
 
 def _best_cut(found: list[_Found]) -> _Found | None:
@@ -278,8 +285,9 @@ def _best_cut(found: list[_Found]) -> _Found | None:
 
 def _race(
     one: _Found, deadline_s: float, seed: int, isolated: bool | None
-) -> tuple[Measurement | None, Measurement | None, Measurement | None, str]:
-    """Measurements of the best single device, the best placement and eager, and why there is none of eager."""
+) -> tuple[Measurement | None, Measurement | None, Measurement | None, str, Outcome | Literal[""]]:
+    """Measurements of the best single device, the best placement and eager, why there is none of eager, and whether
+    the placement is faster than both; empty where nothing can be said of that, since one of them is missing."""
     problem, simulator = one.problem, one.simulator
     plans = [simulator.plan(best_single(problem, simulator)), *([] if one.plan is None else [one.plan])]
     eager, why = [EagerRecipe()], ""
@@ -292,7 +300,13 @@ def _race(
     plain = outcomes[len(plans)] if eager else None
     if plain is not None and not plain.ok:
         why = plain.why or plain.status
-    return outcomes[0], outcomes[1] if len(plans) > 1 else None, plain, why
+    single, placed = outcomes[0], outcomes[1] if len(plans) > 1 else None
+    others = {str(k): each.samples_s for k, each in enumerate((single, plain)) if each is not None and each.ok}
+    outcome: Outcome | Literal[""] = ""
+    if placed is not None and placed.ok and others:
+        why_not = disturbance(idle_share(), single.spread_s / single.step_time_s, "one device")
+        outcome = judge(placed.samples_s, others, why=why_not).outcome
+    return single, placed, plain, why, outcome
 
 
 def _step_s(outcome: Measurement | None) -> float | None:

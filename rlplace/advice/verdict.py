@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from rlplace.measure.placement import PlacedSplit
+from rlplace.measure.timing.verdict import Outcome
 from rlplace.say import format_bytes, format_seconds
 from rlplace.search.parallel.choose_micro_batches import HEADROOM
 
@@ -115,6 +116,9 @@ class Figures:
     """Parameters, buffers and optimizer state, which every placement holds ..."""
     memory_bytes: int = 0
     """... in the memory of all devices together."""
+    outcome: Outcome | Literal[""] = ""
+    """Whether the best placement is faster than one device and plain PyTorch, by the rounds of its race; empty where
+    step times are simulated, or no placement ran."""
 
     @property
     def best_s(self) -> float:
@@ -130,6 +134,11 @@ class Figures:
     def is_split_worth_it(self) -> bool:
         """Whether the step is clearly shorter with shards."""
         return self.sharded_s is not None and self.sharded_s * WORTH <= self.whole_s
+
+    @property
+    def is_unclear(self) -> bool:
+        """Whether the race did not show that the best placement is faster."""
+        return self.outcome not in ("", "faster")
 
     @property
     def now_s(self) -> float:
@@ -191,10 +200,13 @@ def _choose(f: Figures, words: Words) -> tuple[Choice, str, str]:
             f"{_now(f)} and {_found(f, ' of the whole batch')}{_single(f)}"
         )
         return "cut-batch", reason, words.advise()
-    if f.eager_s is not None and f.eager_s <= WORTH * min(f.best_s, _or_inf(f.single_s)):
-        return "eager", _eager_reason(f), NOTHING_TO_RUN
-    if f.single_s is not None and f.single_s <= WORTH * f.best_s:
-        return "one-device", _single_reason(f), NOTHING_TO_RUN
+    unclear = f" ({f.outcome})" if f.is_unclear else ""
+    if f.eager_s is not None and (
+        f.eager_s <= WORTH * min(f.best_s, _or_inf(f.single_s)) or (unclear and f.eager_s <= _or_inf(f.single_s))
+    ):
+        return "eager", _eager_reason(f) + unclear, NOTHING_TO_RUN
+    if f.single_s is not None and (unclear or f.single_s <= WORTH * f.best_s):
+        return "one-device", _single_reason(f) + unclear, NOTHING_TO_RUN
     best = f"the best of {f.num_placements:,} placements takes {_placed(f.best_s)} a step"
     if f.is_split_worth_it:
         count = f.sharded_count if f.sharded_count > 1 else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from rlplace.errors import InvalidValue, MissingExtra, UserError, refuse_if
 from rlplace.measure import Plan
+from rlplace.measure.timing.verdict import SpeedVerdict
 from rlplace.report.console import as_html, as_text, compare_table
 from rlplace.search.task import BestSoFar, Failure
 
@@ -91,6 +92,8 @@ class Comparison:
         is_interrupted: whether Ctrl-C ended it early: only the methods that had finished have rows.
         truth: kind and seed of the hidden truth; empty if there is none.
         is_traced: whether its measurements came with timelines.
+        verdict: of the best placement beside one device and plain PyTorch, from a race that did not choose it; None
+            where nothing was measured.
     """
 
     workload: str
@@ -104,6 +107,7 @@ class Comparison:
     is_interrupted: bool = False
     truth: str = ""
     is_traced: bool = False
+    verdict: SpeedVerdict | None = None
 
     def __repr__(self) -> str:
         """In one line; `print` shows all of it."""
@@ -146,6 +150,7 @@ class Comparison:
             "best": None if best is None else {"method": best.method, "seed": best.seed},
             "rows": [self._row(row, is_published=is_published) for row in self.rows],
             **({"truth": self.truth, "traced": self.is_traced} if self.truth else {}),
+            **({} if self.verdict is None else {"verdict": asdict(self.verdict), "summary": str(self.verdict)}),
         }
 
     def _row(self, row: Row, *, is_published: bool) -> dict[str, Any]:

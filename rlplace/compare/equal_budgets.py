@@ -20,8 +20,9 @@ from rlplace.measure import Host, Measurement, Problem, RaceProtocol, Simulator
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.measurement import MeasurementLog
-from rlplace.measure.timing.eager_step import Other
+from rlplace.measure.timing.eager_step import EagerRecipe, Other
 from rlplace.measure.timing.threads import one_thread_here
+from rlplace.measure.timing.verdict import JUDGING_S, SpeedVerdict
 from rlplace.records import LARGEST_SEED, AtLeastOne, Positive, Seed, record
 from rlplace.say import counted
 from rlplace.search import Budget, Method, Task, find
@@ -192,10 +193,11 @@ def compare(
     found: dict[int, Row] = {}
     rows, is_interrupted = collected(_searched(simulator, config, found, cluster, learn), found, on_row)
     is_measured = not (problem.host.is_simulated or is_interrupted) and config.objective == "latency"
+    verdict = None
     if is_measured:
         if cluster is not None:
             cluster.close()
-        rows = _measured(simulator, rows, others, log, config)
+        rows, verdict = _measured(simulator, rows, others, log, config)
     else:
         rows += [row for row, timer in others if timer is None]
     bound_s, bound = max((lower_bound_s(problem, config.objective), *((row.proved_s, row.method) for row in rows)))
@@ -212,6 +214,7 @@ def compare(
         config.budget,
         is_measured,
         is_interrupted,
+        verdict=verdict,
     )
 
 
@@ -300,20 +303,27 @@ def _measured(
     others: Sequence[tuple[Row, Other | None]],
     log: MeasurementLog | None,
     config: CompareConfig,
-) -> list[Row]:
-    """The rows with measured step times, equal placements measured once, all in one race with `others`."""
+) -> tuple[list[Row], SpeedVerdict | None]:
+    """The rows with measured step times, equal placements measured once, all in one race with `others`; then the best
+    of them beside one device and plain PyTorch, in a race of its own. The verdict is None where none ran."""
     plans = {row.plan.fingerprint: row.plan for row in rows if row.plan is not None and row.ok}
     timers = [timer for _, timer in others if timer is not None]
     with closing(
         Evaluator(simulator.problem, simulator, seed=config.seed, log=log, isolated=config.isolated)
     ) as evaluator:
-        outcomes = evaluator.measure_plans(list(plans.values()), RACE, others=timers)
+        outcomes, verdict = evaluator.measure_plans(list(plans.values()), RACE, others=timers), None
+        if ran := {name: each.step_time_s for name, each in zip(plans, outcomes) if each.ok}:
+            single = simulator.plan(best_single(simulator.problem, simulator))
+            recipes = {row.method: timer for row, timer in others if isinstance(timer, EagerRecipe)}
+            best, most_s = plans[min(ran, key=ran.__getitem__)], JUDGING_S
+            beside = {} if best.fingerprint == single.fingerprint else {"one device": single}
+            _, verdict = evaluator.judge(best, beside, recipes, step_s=float(np.mean([*ran.values()])), most_s=most_s)
     timed, placed = iter(outcomes[len(plans) :]), dict(zip(plans, outcomes))
     measured = [
         row if row.plan is None or not row.ok else _timed(row, placed[row.plan.fingerprint], simulated_s=row.value_s)
         for row in rows
     ]
-    return measured + [row if timer is None else _timed(row, next(timed)) for row, timer in others]
+    return measured + [row if timer is None else _timed(row, next(timed)) for row, timer in others], verdict
 
 
 def _timed(row: Row, outcome: Measurement, simulated_s: float | None = None) -> Row:

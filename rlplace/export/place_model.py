@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 import warnings
@@ -31,9 +30,6 @@ from rlplace.session.setup import AUTO, NO_SPLIT, BatchDims, CutOptions, Loss
 from rlplace.training import TrainConfig, train
 from rlplace.training.forecast import PROFILING_SHARE, within_rest
 
-TOTAL_PER_BUDGET = 1.1
-"""Seconds of a whole call for each second of its search."""
-
 
 @torch.inference_mode(False)  # the search trains a policy, and the step its model
 def place(
@@ -45,7 +41,6 @@ def place(
     targets: Any = None,
     host: Host | str | None = None,
     budget_s: float = 60.0,
-    total_s: float | None = None,
     path: str | os.PathLike[str] | None = None,
     seed: int = 0,
     grouping: str = "heavy-edge",
@@ -72,12 +67,12 @@ def place(
         targets: a tensor or a tuple of tensors for `loss_fn(output, *targets)`, e.g. labels; a dict of them for
             `loss_fn(output, **targets)`.
         host: a host of this machine, or a HOST word for it (`auto`, `cores:2`, `procs:2`, `cuda`); `auto` by default.
-        budget_s: seconds of search, at most.
-        total_s: seconds of capture, profiling, calibration, search and final table together; 1.1 times `budget_s` by
-            default. Calibration and table shrink to fit, and the search gets the rest, at most `budget_s`. Each runs at
-            least a few steps. The first call on a machine also compiles kernels, which takes about 20 seconds.
-        path: JSON file of the placement. If it exists, it is checked and used, without search and measurement. If not,
-            the placement that the search finds is written to it. Remove the file to search again.
+        budget_s: seconds of the whole call: capture, profiling, calibration, search, final table and verdict. All parts
+            shrink to fit, but each runs at least a few steps. The first call on a machine also compiles kernels, which
+            takes about 20 seconds more.
+        path: JSON file of the placement. If it exists, it is checked and used, without search and measurement; its
+            step times and verdict, as they were measured, are printed again. If not, the placement that is found is
+            written to it. Remove the file to search again.
         seed: of the search and of random ops.
         grouping: the rule of the groups.
         constraints: pins, exclusions, and ops that stay together.
@@ -100,11 +95,7 @@ def place(
         FingerprintMismatch: the placement in `path` was made for another graph or host.
         InvalidValue: the placement in `path` violates the constraints.
     """
-    config = TrainConfig(
-        budget_s=budget_s, total_s=total_s, seed=seed, is_traced=trace
-    )  # refused before anything is measured
-    if config.total_s is None:
-        config = dataclasses.replace(config, total_s=TOTAL_PER_BUDGET * budget_s)
+    config = TrainConfig(budget_s=budget_s, total_s=budget_s, seed=seed, is_traced=trace)  # refused before all else
     plan = None if split == AUTO else split
     refuse_if(
         not isinstance(plan, SplitPlan | None),
@@ -132,12 +123,14 @@ def place(
         count = 1 if placement.cut is None else placement.cut.count
         graph = graph_of(count if asked.count == "auto" else asked.count, plan or placement.split)
         _check(placement, graph, where, constraints, file)
-        progress.conclude(f"placed as {file} says: nothing was searched or measured")
-        op_order = None if placement.cut is None else placement.cut.op_order
-        return PlacedModel(graph, where, placement.plan, seed=seed, op_order=op_order)
+        verdict, op_order = placement.verdict, None if placement.cut is None else placement.cut.op_order
+        before = "" if verdict is None else f". On {time.strftime('%Y-%m-%d', time.gmtime(verdict.time_s))}: {verdict}"
+        progress.conclude(f"placed as {file} says: nothing was searched or measured{before}")
+        step_s = None if verdict is None else verdict.step_s
+        return PlacedModel(graph, where, placement.plan, seed=seed, op_order=op_order, step_time_s=step_s)
 
     begin_s = time.monotonic()
-    profiled_s = begin_s + PROFILING_SHARE * (config.total_s or 0.0)
+    profiled_s = begin_s + PROFILING_SHARE * budget_s
 
     def problem_of(count: int, split: SplitPlan | None = plan) -> Problem:
         return Problem.profile(

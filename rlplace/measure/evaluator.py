@@ -9,13 +9,14 @@ import dataclasses
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.errors import RunnerError
 from rlplace.measure.bounds import even_weights, figures, work_of_labels_s
-from rlplace.measure.isolate.isolated_runner import Runner, make_runner
+from rlplace.measure.isolate.isolated_runner import IsolatedRunner, Runner, make_runner
 from rlplace.measure.measurement import (
     Measurement,
     MeasurementKey,
@@ -25,9 +26,11 @@ from rlplace.measure.measurement import (
 )
 from rlplace.measure.problem import Plan, Problem, Timeline
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.measure.timing.eager_step import Other
+from rlplace.measure.timing.eager_step import EagerRecipe, Other
 from rlplace.measure.timing.host_runner import error_of
-from rlplace.measure.timing.race import RaceProtocol
+from rlplace.measure.timing.race import RaceProtocol, idle_share
+from rlplace.measure.timing.verdict import SpeedVerdict, disturbance, judge, judged_rounds
+from rlplace.say import Say
 
 
 class Evaluator:
@@ -147,20 +150,92 @@ class Evaluator:
         timelines = self.trace(plan, num_steps=1, warmup=1) if is_hurried else self.trace(plan)
         return timelines[len(timelines) // 2]
 
+    def time_step_s(self) -> float:
+        """Seconds of a step of the reference, busy as the machine is now; 0 if it does not run."""
+        once = RaceProtocol(warmup=1, min_rounds=1, max_rounds=1, is_beside_reference=False)
+        assert self._reference is not None
+        (outcome,) = self._raced([self.simulator.plan(self._reference)], once, (), math.inf)
+        return outcome.step_time_s if outcome.ok else 0.0
+
+    def judge(
+        self,
+        plan: Plan,
+        simple: Mapping[str, Plan],
+        others: Mapping[str, EagerRecipe],
+        *,
+        step_s: float,
+        most_s: float,
+        say: Say = lambda _: None,
+    ) -> tuple[str, SpeedVerdict]:
+        """The verdict on a plan, from a race that did not choose it; on a simulated host from the exact step times.
+
+        Where the plan is not clearly faster than each simple one, the verdict is that on the quickest of these.
+
+        Args:
+            plan: whose step is judged.
+            simple: plans with everything on one device, or gang, by name.
+            others: plain PyTorch, by name; one that is compiled is left out where no worker can be ended if that takes
+                too long.
+            step_s: seconds of a step, about.
+            most_s: seconds of the race, about; see `judged_rounds`.
+            say: told which of `others` failed.
+
+        Returns:
+            The name of the simple plan that the verdict is on, empty if it is that of `plan`; and the verdict.
+
+        Raises:
+            DeviceLost: a device is not there any more.
+            RunnerError: neither the plan nor a simple one ran.
+        """
+        if self._runner is None:
+            exact = {name: self.simulator.retime(each) for name, each in {"": plan, **simple}.items()}
+            return _judged(exact, simple, is_exact=True)
+        if not isinstance(self._runner, IsolatedRunner):
+            others = {name: recipe for name, recipe in others.items() if not recipe.is_compiled}
+        round_s = step_s * (1 + len(simple) + len(others))
+        rounds = judged_rounds(most_s, round_s)
+        # the order of each round is another than in the race that chose
+        protocol = RaceProtocol(
+            warmup=1, min_rounds=rounds, max_rounds=rounds, hopeless=math.inf, seed=1, is_beside_reference=False
+        )
+        late_s = LATE * (rounds + 1) * round_s
+        late_s += sum(recipe.making_s for recipe in others.values() if recipe.is_compiled)
+        idle, deadline_s = idle_share(), time.monotonic() + late_s
+        outcomes = self._raced([plan, *simple.values()], protocol, [*others.values()], deadline_s)
+        idle = min(idle, idle_share())
+        found = dict(zip(("", *simple, *others), outcomes, strict=True))
+        for name in others:
+            if not found[name].ok:
+                say(f"{name} is left out of the verdict: {found[name].why or found[name].status}")
+        first = next((name for name in (*simple, *others) if found[name].ok), "")
+        why = disturbance(idle, found[first].spread_s / found[first].step_time_s, first)
+        return _judged(found, simple, why=why, time_s=time.time())
+
     def close(self) -> None:
         """Ends the runner's threads, and its worker."""
         if self._runner is not None:
             self._runner.close()
 
-    def _run(
+    def _raced(
         self, plans: list[Plan], protocol: RaceProtocol, others: Sequence[Other], deadline_s: float
     ) -> list[Measurement]:
-        """Measurements of plans, then of `others`, all in one race; those of plans are kept."""
+        """Measurements of plans, then of `others`, all in one race.
+
+        Raises:
+            DeviceLost: a device is not there any more.
+        """
         assert self._runner is not None
         outcomes = self._runner.measure_plans(plans, protocol=protocol, others=others, deadline_s=deadline_s)
         for outcome in outcomes:
             if outcome.status == "lost":
                 raise error_of(self.problem.host, outcome)
+        return outcomes
+
+    def _run(
+        self, plans: list[Plan], protocol: RaceProtocol, others: Sequence[Other], deadline_s: float
+    ) -> list[Measurement]:
+        """Measurements of plans, then of `others`, all in one race; those of plans are kept."""
+        outcomes = self._raced(plans, protocol, others, deadline_s)
         is_late = time.monotonic() > deadline_s
         keyed = [self._keyed(plan, outcome, repr(protocol)) for plan, outcome in zip(plans, outcomes)]
         believed = self._plausibility.judge(keyed)
@@ -226,6 +301,29 @@ class Evaluator:
     def _key(self, plan: Plan, protocol: str) -> MeasurementKey:
         graph, host = self.problem.graph.fingerprint, self.problem.host.fingerprint
         return MeasurementKey(graph, host, plan.fingerprint, protocol, self._versions)
+
+
+LATE = 1.5
+"""Times the expected seconds after which such a race ends: the machine became busy."""
+
+
+def _judged(
+    found: Mapping[str, Measurement],
+    simple: Collection[str],
+    *,
+    is_exact: bool = False,
+    why: str = "",
+    time_s: float = 0.0,
+) -> tuple[str, SpeedVerdict]:
+    """As `Evaluator.judge`, of measurements by name; a disturbance does not count where a plan is named."""
+    times = {name: outcome.rounds_s for name, outcome in found.items() if outcome.ok}
+    rivals, named = {name: times[name] for name in simple if name in times}, ""
+    if rivals and not ("" in times and judge(times[""], rivals, is_exact=is_exact).outcome == "faster"):
+        named = min(rivals, key=lambda name: float(np.median(rivals[name])))
+    if named not in times:
+        raise RunnerError("neither the placement nor everything on one device ran")
+    others = {name: each for name, each in times.items() if name not in ("", named)}
+    return named, judge(times[named], others, is_exact=is_exact, why=why, time_s=time_s, name=named or "placed")
 
 
 BELOW = 3.0

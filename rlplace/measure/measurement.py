@@ -20,8 +20,6 @@ from rlplace.measure.problem import Plan, Problem, Timeline
 
 Status = Literal["ok", "oom", "error", "timeout", "lost"]
 """`lost`: a device was not there any more, which says nothing of the placement."""
-NO_TIME = 1e-300
-"""Seconds: simulated steps without costs take none, and are as long as one another."""
 
 
 @dataclass(frozen=True)
@@ -96,15 +94,10 @@ class Measurement:
         # of normal samples: half the interquartile range is 0.6745 deviations; a median varies by 1.2533 / sqrt(n)
         return 1.2533 * self.spread_s / 0.6745 / math.sqrt(len(self.samples_s)) / self.step_time_s
 
-    def over(self, other: Measurement) -> Measurement:
-        """Ratios to the steps of another of the same race, round by round, so that a drift of the machine cancels."""
-        pairs = list(zip(self.samples_s, other.samples_s)) or [(self.step_time_s, other.step_time_s)]
-        ratios = tuple((mine_s + NO_TIME) / (other_s + NO_TIME) for mine_s, other_s in pairs)
-        return Measurement("ok", float(np.median(ratios)), ratios)
-
-    def is_clearly_below(self, limit_s: float) -> bool:
-        """Whether its median is below a limit by more than its standard error."""
-        return self.step_time_s * (1.0 + self.relative_error) < limit_s
+    @property
+    def rounds_s(self) -> tuple[float, ...]:
+        """Every timed step; where there are none, the step time alone."""
+        return self.samples_s or (self.step_time_s,)
 
     @property
     def ok(self) -> bool:

@@ -17,6 +17,7 @@ from rlplace.graphs.program import SPLITTABLE, LossKind, SplitPlan
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.problem import OP_ORDERS, Plan, Problem
+from rlplace.measure.timing.verdict import SpeedVerdict
 from rlplace.records import AtLeastOne, FirstSchema, read_record, record
 from rlplace.say import counted
 
@@ -92,6 +93,7 @@ class PlacementFile:
     method: str = ""
     micro_batches: PlacedCut | None = None
     split: PlacedSplit | None = None
+    verdict: SpeedVerdict | None = None
 
     def __post_init__(self) -> None:
         num_devices, total = len(self.devices), len(self.op_device) + len(self.transfers)
@@ -118,6 +120,8 @@ class Placement:
         method: the method that found it.
         cut: how the batch of its step was cut; None in files of older versions.
         split_words: how the ops of its step were split into shards; None for a step that was not.
+        verdict: its step time and those of one device and plain PyTorch, and whether it is faster; None where it was
+            not judged, and in files of older versions.
     """
 
     plan: Plan
@@ -127,6 +131,7 @@ class Placement:
     method: str = ""
     cut: PlacedCut | None = None
     split_words: PlacedSplit | None = None
+    verdict: SpeedVerdict | None = None
 
     @classmethod
     def of(cls, problem: Problem, plan: Plan | None, method: str = "") -> Placement:
@@ -222,6 +227,7 @@ class Placement:
             "method": self.method,
             **({} if self.cut is None else {"micro_batches": asdict(self.cut)}),
             **({} if self.split_words is None else {"split": asdict(self.split_words)}),
+            **({} if self.verdict is None else {"verdict": asdict(self.verdict)}),
             "devices": list(self.device_names),
             "op_device": plan.devices.tolist(),
             "transfers": np.stack((plan.transfer_tensor, plan.transfer_destination), axis=1).tolist(),
@@ -244,7 +250,7 @@ class Placement:
         transfers = np.array(file.transfers, dtype=np.int32).reshape(-1, 2)
         plan = Plan(np.array(file.op_device), transfers[:, 0], transfers[:, 1], np.array(file.sequence))
         prints = file.graph_fingerprint, file.host_fingerprint
-        return cls(plan, *prints, file.devices, file.method, file.micro_batches, file.split)
+        return cls(plan, *prints, file.devices, file.method, file.micro_batches, file.split, file.verdict)
 
 
 def save_placement(placement: Placement, path: str | os.PathLike[str]) -> None:

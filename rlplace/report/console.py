@@ -326,7 +326,7 @@ def _cells(single_s: float, row: Mapping[str, object], mark: str) -> list[str]:
     return [
         f"{row['method']}{mark}",
         format_ms(step_time_s),
-        f"± {format_ms(spread_s)}" if is_timed and math.isfinite(spread_s) else "",
+        f"± {format_ms(spread_s)}" if is_timed and 0 < spread_s < math.inf else "",
         f"{step_time_s / single_s:.2f}×" if is_timed and math.isfinite(single_s) and single_s > 0 else NOTHING,
         f"{tried:,}" if isinstance(tried, int) and tried else "",
         "; ".join(filter(None, notes)),
@@ -377,7 +377,7 @@ def compare_table(comparison: Mapping[str, Any]) -> Table:
     steps = "with timelines; " if comparison.get("traced") else ""
     known = f"truth: {truth}; {steps}`as known` is the step time that the simulator gives without knowing the truth"
     notes = f"bound: {comparison['lower_bound']}", NO_STEP_TIME_NOTE if others else "", known if truth else ""
-    caption = "\n".join(filter(None, notes))
+    caption = "\n".join(filter(None, (*notes, comparison.get("summary"))))
     return plain_table(columns, rows, styles=[*styles, None, "cyan"], collapse_padding=True, caption=caption)
 
 
@@ -388,7 +388,7 @@ def _compared_cells(comparison: Mapping[str, Any], has_seeds: bool, row: Mapping
         f"{row['method']}{mark}",
         *([str(row["seed"])] if has_seeds else []),
         format_ms(_value_ms(row) / 1e3),
-        *(["" if spread_s is None else f"± {format_ms(spread_s)}", simulated] if comparison.get("measured") else []),
+        *([f"± {format_ms(spread_s)}" if spread_s else "", simulated] if comparison.get("measured") else []),
         *([simulated, f"{row['measured']}"] if comparison.get("truth") else []),
         NOTHING if gap is None else f"{gap:+.1%}",
         f"{row['evaluations']:,}" if row["evaluations"] else "",

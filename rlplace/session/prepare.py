@@ -41,6 +41,7 @@ from rlplace.measure.costs.costs import estimate_costs
 from rlplace.measure.hosts.resolve import check_present
 from rlplace.measure.isolate.isolated_runner import make_runner, profile_isolated
 from rlplace.measure.placement import PlacedSplit
+from rlplace.measure.timing.verdict import judge
 from rlplace.say import Say, counted, format_seconds, sayer
 from rlplace.search import Budget, find
 from rlplace.search.rules.baselines import best_gang, best_single, without_gangs
@@ -643,8 +644,8 @@ def is_cut_faster(
 
     A profile does not know how devices slow each other down, which favours placements that keep all of them busy. So
     the simulator's choice is raced before it is taken, also against everything on one device and on one gang. With
-    gangs, both steps are also searched without, and the faster placement of each counts. Where the cut step is not
-    clearly faster, the step stays whole.
+    gangs, both steps are also searched without. Where the cut step is not clearly faster than each of the others, the
+    step stays whole.
 
     Args:
         cut: in micro-batches or shards, on a host of this machine.
@@ -681,9 +682,13 @@ def is_cut_faster(
             say(f"{what} are not raced: {error}")
             return False
     outcome = min(outcomes[: len(plans)], key=lambda each: each.step_time_s)
-    beside = min(outcomes[len(plans) :], key=lambda each: each.step_time_s)
+    if not outcome.ok:
+        return False
+    beside = {str(k): each.samples_s for k, each in enumerate(outcomes[len(plans) :]) if each.ok}
+    verdict = judge(outcome.samples_s, beside, candidates=len(plans))
     say(
         f"measured: {format_seconds(outcome.step_time_s)} in {what}, "
-        f"{format_seconds(beside.step_time_s)} {'with the whole batch' if is_uncut else 'without shards'}"
+        f"{format_seconds(min(each.step_time_s for each in outcomes[len(plans) :]))} "
+        f"{'with the whole batch' if is_uncut else 'without shards'}: {verdict.outcome}"
     )
-    return outcome.ok and outcome.over(beside).is_clearly_below(1.0)
+    return verdict.is_worth_it or not beside

@@ -20,6 +20,7 @@ from rlplace.errors import InvalidValue, UserError, refuse_if
 from rlplace.measure import Measurement, Plan, Problem
 from rlplace.measure.costs.costs import CostSource
 from rlplace.measure.placement import PlacedSplit, check_plan
+from rlplace.measure.timing.verdict import SpeedVerdict
 from rlplace.records import Count, Number, NumberOrNan, Positive, Seconds, Seed, Whole, readable, record
 from rlplace.say import format_seconds
 from rlplace.search.task import BestSoFar, Failure, Saveable
@@ -126,11 +127,13 @@ class Row:
 
 @record(frozen=True)
 class FinalTable:
-    """The final table: rows, the method whose placement is the best, and the plans by method (fingerprints)."""
+    """The final table: rows, the method whose placement is the best, the plans by method (fingerprints), and whether
+    that placement is faster than one device and plain PyTorch."""
 
     rows: tuple[Row, ...]
     best: str
     plans: dict[str, str]
+    verdict: SpeedVerdict | None = None
 
     def __post_init__(self) -> None:
         refuse_if(

@@ -15,6 +15,7 @@ from rlplace.errors import RlplaceError
 from rlplace.graphs import OpGraph
 from rlplace.measure import Host, RaceProtocol
 from rlplace.measure.timing.eager_step import EagerStep
+from rlplace.measure.timing.verdict import USUAL_ROUNDS, judged_rounds
 from rlplace.say import format_clock
 from rlplace.session.calibrate import LEAST, LEAST_TRACED
 from rlplace.training.config import TrainConfig
@@ -30,8 +31,10 @@ HEURISTICS_S = 3.0
 disk."""
 COMPILING_S = 24.0
 """The same the first time, when kernels are compiled instead."""
-PROFILING_SHARE = CALIBRATION_SHARE = TABLE_SHARE = 0.2
-"""Parts of a limit for all of a run that profiling, calibration and the final table may take ..."""
+PROFILING_SHARE = CALIBRATION_SHARE = COMPILING_SHARE = JUDGING_SHARE = 0.2
+TABLE_SHARE = 0.15
+"""Parts of a limit for all of a run that profiling, calibration, `torch.compile`, the verdict and the final table may
+take ..."""
 LEAST_SEARCH_SHARE = 0.1
 """... and the least share of the search, however long the others take."""
 LEAST_RACED = 6
@@ -39,6 +42,10 @@ LEAST_RACED = 6
 and plain PyTorch with all threads and with one."""
 LEAST_RACE_S = 1.0
 """Seconds that the final table may take in any case: short steps cost little."""
+NUM_JUDGED = 3
+"""Steps that are judged in one race, mostly: the best placement, one device and plain PyTorch."""
+COMPILING_S_PER_OP = 0.02
+"""The least that `torch.compile` takes for each op of a step: if that is too much, it is not tried."""
 LONG_STEP_S = 5.0
 """An eager step of this length is not run a second time to know it better."""
 
@@ -82,8 +89,29 @@ def forecast(
         calibration_s=config.num_calibrated * (CALIBRATION_STEPS * step_s + load_s * (1 + config.is_traced)),
         heuristics_s=heuristics_s,
         search_s=config.budget_s,
-        table_s=num_raced * ((rounds + warmup) * step_s + load_s),
+        table_s=num_raced * ((rounds + warmup) * step_s + load_s) + verdict_s(graph, host, config, step_s),
     )
+
+
+def verdict_s(graph: OpGraph, host: Host, config: TrainConfig, step_s: float) -> float:
+    """Seconds of the race that gives the verdict, and of compiling for it; arguments are those of `forecast`."""
+    rounds = judged_rounds(judging_s(config), NUM_JUDGED * step_s)
+    load_s = LOAD_S_PER_OP * graph.num_ops
+    return NUM_JUDGED * ((rounds + 1) * step_s + load_s) + compiling_s(graph, host, config, step_s)
+
+
+def judging_s(config: TrainConfig) -> float:
+    """Seconds, at most, for the race that gives the verdict."""
+    return limit_s(config.budget_s) if config.total_s is None else JUDGING_SHARE * config.total_s
+
+
+def compiling_s(graph: OpGraph, host: Host, config: TrainConfig, step_s: float) -> float:
+    """Seconds that `torch.compile` may take before the verdict; 0 where it is not tried: on GPUs, where it takes longer
+    than that, and where there is hardly time for the race. Arguments are those of `forecast`."""
+    most_s = COMPILING_SHARE * (config.total_s or config.budget_s)
+    is_cpu = all(device.backend == "cpu" for device in host.devices)
+    is_roomy = judged_rounds(judging_s(config), NUM_JUDGED * step_s) >= USUAL_ROUNDS
+    return most_s if is_cpu and is_roomy and COMPILING_S_PER_OP * graph.num_ops <= most_s else 0.0
 
 
 def within(
@@ -163,10 +191,10 @@ def one_device_step_s(graph: OpGraph, host: Host) -> float | None:
 def ahead(
     expected: Durations,
     methods: tuple[str, ...],
+    config: TrainConfig,
     *,
     is_simulated: bool,
     whole: str,
-    evaluations: int | None = None,
     is_compiled: bool = True,
 ) -> str:
     """The message for people before a run.
@@ -174,20 +202,24 @@ def ahead(
     Args:
         expected: how long its parts take.
         methods: that search.
+        config: of the run.
         is_simulated: whether they do so side by side.
         whole: the words for the sum of the parts: `in all`, or `from here`.
-        evaluations: placements that each method scores, where that ends the search and not the time.
         is_compiled: whether the kernels have been compiled already.
     """
+    evaluations = config.evaluations
     once = "" if is_compiled else "; kernels are compiled first, once"
     how = "search side by side" if is_simulated else "search in turn"
     who = f"{' and '.join(methods)} {how if methods[1:] else 'searches'}"
-    spent = f"about {format_clock(expected.total_s)} {whole}: {expected}"
+    limit = f"`budget` of the search {format_clock(config.budget_s)}"
+    if config.total_s is not None:
+        limit = f"within a `total` of {format_clock(config.total_s)}"
+    spent = f"about {format_clock(expected.total_s)} {whole}, {limit}: {expected}"
     return f"{spent if evaluations is None else f'{evaluations:,} placements for each method'}; {who}{once}"
 
 
 def afterwards(taken: Durations, expected: Durations, evaluations: int | None = None) -> str:
-    """The message for people at the end; `evaluations` as of `ahead`."""
+    """The message for people at the end; `evaluations` as of the configuration."""
     beside = f" (expected: about {format_clock(expected.total_s)})" if evaluations is None else ""
     return f"took {format_clock(taken.total_s)}: {taken}{beside}"
 
@@ -222,7 +254,7 @@ class Durations:
     search_s: float = 0.0
     """The search of all methods, with measurements."""
     table_s: float = 0.0
-    """The final table, and the timeline of the best placement."""
+    """The final table, the verdict, and the timeline of the best placement."""
 
     @property
     def total_s(self) -> float:

@@ -39,6 +39,7 @@ from rlplace.measure.explain.explanation import Alternative, Explanation, Kind, 
 from rlplace.measure.host_model.learned_host import FILE as HOST_MODEL
 from rlplace.measure.timing.eager_step import EagerRecipe, Other, check_has_values
 from rlplace.measure.timing.threads import usable_cores
+from rlplace.measure.timing.verdict import LARGE, LEVEL, TINY_S, SpeedVerdict, interval, judge
 from rlplace.report import Curve, results_table, save_best_so_far_png, save_timeline_png
 from rlplace.report.chrome_trace import chrome_trace
 from rlplace.report.console import Progress, as_html, as_text
@@ -67,11 +68,16 @@ class Table:
         best: the method with the best placement, which the run returns: the shortest step, or everything on one device
             or gang where no step is clearly shorter.
         plans: the plan of each method.
+        verdict: whether that placement is faster than one device and plain PyTorch, from a race that did not choose
+            it; None where it was not judged.
+        leader: the method with the shortest step, before that race.
     """
 
     rows: tuple[dict[str, Any], ...]
     best: str
     plans: dict[str, Plan]
+    verdict: SpeedVerdict | None = None
+    leader: str = ""
 
     def __repr__(self) -> str:
         """In one line; `print` shows all of it."""
@@ -87,29 +93,18 @@ class Table:
 
     @property
     def summary(self) -> str:
-        """One line with the step times of the best placement, of one device and of plain PyTorch; with `not worth it`
-        if placing does not help."""
-        placed_s = self.row(self.best)["step_time_s"] if self.best else math.inf
-        others = {"one device": self._seconds("single"), "eager": self._seconds("eager")}
-        told = [f"{name} {format_seconds(step_s)}" for name, step_s in others.items() if math.isfinite(step_s)]
-        if math.isfinite(alone_s := self._seconds("eager", "one_thread_s")):
-            if math.isfinite(others["eager"]):
-                told[-1] += f" (one thread {format_seconds(alone_s)})"
-            else:
-                told.append(f"eager on one thread {format_seconds(alone_s)}")
-            others["eager on one thread"] = alone_s
-        words = ", ".join([f"placed {format_seconds(placed_s)}", *told])
-        least = min(others, key=others.__getitem__)
-        return words if placed_s < others[least] else f"{words}: not worth it, {least} takes no longer"
-
-    def _seconds(self, method: str, name: str = "step_time_s") -> float:
-        """A figure of a row; infinite where there is none, or it was not timed."""
-        found = (row.get(name) for row in self.rows if row["method"] == method)
-        return next((seconds for seconds in found if seconds is not None), math.inf)
+        """One line with the step times of the best placement, of one device and of plain PyTorch, and the verdict;
+        with `not worth it` if placing is not known to help."""
+        placed_s = self.row(self.best)["step_time_s"] if self.best else LARGE
+        return str(self.verdict or judge((placed_s,), {}, why="it was not raced again, beside others"))
 
     def row(self, method: str) -> dict[str, Any]:
         """The row of `method`."""
         return next(row for row in self.rows if row["method"] == method)
+
+
+ONE_DEVICE, EAGER, ONE_THREAD, COMPILED = "one device", "eager", "eager on one thread", "torch.compile"
+"""Steps beside which a placement is judged."""
 
 
 def fill_table(
@@ -143,21 +138,23 @@ def fill_table(
         rows.append({**eager_row, **_figures(outcomes[len(plans)])})
         if one_thread is not None and outcomes[-1].ok:
             rows[-1]["one_thread_s"] = outcomes[-1].step_time_s
-    ran = [row for row in rows if row["placement"] and row["status"] == "ok"]
-    return Table(
-        tuple(rows), best_of({row["method"]: by_plan[placed[row["method"]].fingerprint] for row in ran}), placed
-    )
+    ran = [row["method"] for row in rows if row["placement"] and row["status"] == "ok"]
+    measured = {method: by_plan[placed[method].fingerprint] for method in ran}
+    return Table(tuple(rows), best_of(measured), placed, leader=leader_of(measured))
+
+
+def leader_of(measured: Mapping[str, Measurement]) -> str:
+    """The method with the shortest step, which a race of its own has to confirm; `""` of none."""
+
+    def centre(name: str) -> float:
+        return float(interval(np.log(np.maximum(measured[name].rounds_s, TINY_S)), LEVEL)[1])
+
+    return min(measured, key=centre, default="")
 
 
 def best_of(measured: Mapping[str, Measurement]) -> str:
-    """The quickest method, or a `SIMPLE` one where none is clearly quicker than that; `""` of none."""
-    ranked = sorted(measured, key=lambda name: measured[name].step_time_s)
-    simple = next((name for name in ranked if name in SIMPLE), None)
-    if simple is None:
-        return next(iter(ranked), "")
-    ratios = {name: measured[name].over(measured[simple]) for name in ranked}
-    first = min(ratios, key=lambda name: ratios[name].step_time_s)
-    return first if ratios[first].is_clearly_below(1.0) else simple
+    """The best `SIMPLE` method, or the leader where none ran: the race that chose a leader says nothing of its lead."""
+    return leader_of({name: measured[name] for name in measured if name in SIMPLE}) or leader_of(measured)
 
 
 def measure_table(
@@ -167,6 +164,7 @@ def measure_table(
     config: TrainConfig,
     say: Say,
     left_s: float = math.inf,
+    step_s: float = math.inf,
 ) -> Table:
     """The table of `entries`, every plan measured in one race, or simulated where the host is.
 
@@ -177,13 +175,14 @@ def measure_table(
         config: of the run.
         say: told if time cuts the race short.
         left_s: seconds for it, where all of the run has a limit: with few, fewer entries are raced for fewer rounds.
+        step_s: seconds of a step on one device, busy as the machine is.
     """
     rounds, most_s, warmup = config.search.table_rounds, limit_s(config.budget_s), RaceProtocol().warmup
     eager, one_thread, why = _eager(problem, evaluator)
     if math.isfinite(left_s) and evaluator.is_measured:
-        step_s, load_s = float(problem.costs.op_time_s.sum(axis=0).min()), LOAD_S_PER_OP * problem.graph.num_ops
+        load_s, warmup = LOAD_S_PER_OP * problem.graph.num_ops, 1
         count = len({entry.plan.fingerprint for entry in entries.values() if entry.plan is not None})
-        room_s, warmup = max(left_s - 2 * step_s, LEAST_RACE_S), 1  # a timeline follows
+        room_s = max(left_s, LEAST_RACE_S)
         raced, rounds = race_within(room_s, step_s, load_s, count + 3, rounds)
         entries, most_s = _the_first(entries, max(raced - 3, 1)), min(most_s, room_s)
     deadline_s = time.monotonic() + most_s
@@ -386,6 +385,11 @@ class TrainResult:
         return self.table.summary if self.is_measured else f"{self.table.summary} (all simulated)"
 
     @property
+    def is_worth_it(self) -> bool:
+        """Whether the placement is known to be faster than one device and plain PyTorch (`table.verdict`)."""
+        return self.table.verdict is not None and self.table.verdict.is_worth_it
+
+    @property
     def step_time_s(self) -> float:
         """Median step time of the placement."""
         return float(self.table.row(self.table.best)["step_time_s"])
@@ -481,6 +485,7 @@ def keep_table(session: Session, table: Table) -> None:
             tuple(Row.of(row) for row in table.rows),
             table.best,
             {method: plan.fingerprint for method, plan in table.plans.items()},
+            table.verdict,
         )
     )
 
@@ -490,7 +495,7 @@ def kept_table(session: Session, plans: Mapping[str, Plan]) -> Table | None:
     kept = session.table
     if kept is None or kept.plans != {method: plan.fingerprint for method, plan in plans.items()}:
         return None
-    return Table(tuple(row.to_dict() for row in kept.rows), kept.best, dict(plans))
+    return Table(tuple(row.to_dict() for row in kept.rows), kept.best, dict(plans), kept.verdict)
 
 
 def keep_outcome(run: TrainingRun, result: TrainResult, found: Mapping[str, MethodResult]) -> None:

@@ -14,15 +14,34 @@ from rlplace.errors import RunnerError
 from rlplace.measure import Placement, Problem, Simulator
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.host_model import HostKnowledge, LearnedHost, Prior, knowledge_of, prior_of
+from rlplace.measure.timing.eager_step import EagerRecipe
+from rlplace.say import Say
 from rlplace.search.improve.moves import are_kernels_kept
 from rlplace.search.rules import baselines
 from rlplace.session.calibrate import Known, calibrated
 from rlplace.session.session_records import MethodResult
 from rlplace.training.config import TrainConfig
-from rlplace.training.forecast import CALIBRATION_SHARE, Durations, Stopwatch, ahead, limit_s, searching_within, within
+from rlplace.training.forecast import (
+    CALIBRATION_SHARE,
+    Durations,
+    Stopwatch,
+    ahead,
+    compiling_s,
+    forecast,
+    judging_s,
+    limit_s,
+    searching_within,
+    verdict_s,
+    within,
+)
 from rlplace.training.method_choice import LEARNED, method_of, methods_of
 from rlplace.training.outputs import (
+    COMPILED,
+    EAGER,
     HEURISTICS,
+    ONE_DEVICE,
+    ONE_THREAD,
+    SIMPLE,
     Leader,
     Table,
     TrainingRun,
@@ -90,8 +109,11 @@ def find_best(run: TrainingRun, known_hosts: Sequence[LearnedHost]) -> TrainResu
         heuristics_s = starting_s + watch.lap_s()
 
         if asked.total_s is not None:
-            left_s = asked.total_s - (time.monotonic() - begin_s) - expected.table_s
-            config = dataclasses.replace(run.config, budget_s=asked.budget_s)
+            config, after_s = dataclasses.replace(run.config, budget_s=asked.budget_s), 0.0
+            if evaluator.is_measured:  # the machine may have become busy since the profile: the forecast is revised
+                rows, step_s = num_rows(methods, problem.host), evaluator.time_step_s()
+                after_s = forecast(problem.graph, problem.host, asked, step_s, num_rows=rows).table_s
+            left_s = asked.total_s - (time.monotonic() - begin_s) - after_s
             run.config = searching_within(config, left_s, session.spent_s(in_turn=not problem.host.is_simulated))
         options = options_of(run, methods, evaluator, known, prior, knowledge)
         found = search_all(run, evaluator, options, single_s, leader)
@@ -104,10 +126,10 @@ def find_best(run: TrainingRun, known_hosts: Sequence[LearnedHost]) -> TrainResu
                 progress.say(f"{count} step times {what}")
 
         left_s = math.inf if asked.total_s is None else asked.total_s - (time.monotonic() - begin_s)
-        table = _judged(run, evaluator, entries | {method: found[method] for method in methods}, left_s)
+        table = _judged(run, evaluator, entries | {method: found[method] for method in methods}, asked, left_s)
         plan = table.plans[table.best]
         timeline = timeline_of(evaluator, plan, progress.say, is_hurried=asked.total_s is not None)
-        placement = Placement.of(problem, plan, table.best)
+        placement = dataclasses.replace(Placement.of(problem, plan, table.best), verdict=table.verdict)
         taken = Durations(0.0, calibration_s, heuristics_s, search_s, watch.lap_s())
         result = TrainResult(placement, table, timeline, evaluator.is_measured, taken, expected)
         keep_outcome(run, result, found)
@@ -140,15 +162,20 @@ def _expected(run: TrainingRun, methods: tuple[str, ...], *, is_compiled: bool) 
         )
     step_s = float(problem.costs.op_time_s.sum(axis=0).min())
     run.config, expected = within(
-        problem.graph, problem.host, config, step_s, num_rows=num_rows(methods, problem.host), is_compiled=is_compiled
+        problem.graph,
+        problem.host,
+        config,
+        step_s,
+        num_rows=num_rows(methods, problem.host),
+        is_compiled=is_compiled,
     )
     run.progress.say(
         ahead(
             expected,
             methods,
+            config,
             is_simulated=is_simulated,
             whole="from here",
-            evaluations=config.evaluations,
             is_compiled=is_compiled,
         )
     )
@@ -195,18 +222,25 @@ def _calibrated(
     return known
 
 
-def _judged(run: TrainingRun, evaluator: Evaluator, entries: dict[str, MethodResult], left_s: float) -> Table:
-    """The final table: as it was measured before an interruption, or measured now.
+def _judged(
+    run: TrainingRun, evaluator: Evaluator, entries: dict[str, MethodResult], asked: TrainConfig, left_s: float
+) -> Table:
+    """The final table with its verdict: as it was measured before an interruption, or measured now.
 
     Raises:
         RunnerError: nothing in it ran to its end.
     """
-    say = run.progress.say
+    say, problem = run.progress.say, run.problem
     plans = {method: entry.plan for method, entry in entries.items() if entry.plan is not None}
     table = kept_table(run.session, plans) if evaluator.is_measured else None
     if table is None:
         say("measuring the final table" if evaluator.is_measured else "simulating the final table")
-        table = measure_table(run.problem, evaluator, entries, run.config, say, left_s)
+        step_s = evaluator.time_step_s() if evaluator.is_measured and math.isfinite(left_s) else 0.0
+        # a verdict needs its rounds, while few are enough to choose what is judged: the table has the rest
+        left_s -= verdict_s(problem.graph, problem.host, asked, step_s) + 2 * step_s
+        table = measure_table(problem, evaluator, entries, run.config, say, left_s, step_s)
+        if table.leader:
+            table = judge_table(problem, evaluator, table, asked, say)
         if table.best and evaluator.is_measured:
             keep_table(run.session, table)
     if not table.best:
@@ -214,3 +248,36 @@ def _judged(run: TrainingRun, evaluator: Evaluator, entries: dict[str, MethodRes
         reasons = "; ".join(f"{row['method']}: {row['status']}: {row.get('why', '')}" for row in rows)
         raise RunnerError(f"no placement could be run to its end: {reasons}")
     return table
+
+
+def judge_table(problem: Problem, evaluator: Evaluator, table: Table, config: TrainConfig, say: Say) -> Table:
+    """The table with a verdict on its leader, or on one device where the leader is not clearly faster than that.
+
+    The leader runs in a race of its own beside one device and plain PyTorch, with all threads or one, whichever was
+    quicker, and compiled where that is done in time.
+    """
+    simple = {name: table.plans[name] for name in SIMPLE if name in table.plans and table.row(name)["status"] == "ok"}
+    words = {name: ONE_DEVICE if name == "single" else f"one {name}" for name in simple}
+    leader = table.plans[table.leader]
+    if twin := next((name for name, plan in simple.items() if plan.fingerprint == leader.fingerprint), ""):
+        simple.pop(twin)
+    eager, others = table.row("eager"), dict[str, EagerRecipe]()
+    times_s = [table.row(name)["step_time_s"] for name in (table.leader, *simple)]
+    if eager["status"] == "ok":
+        times_s.append(eager["step_time_s"])
+        is_alone = (eager.get("one_thread_s") or math.inf) < eager["step_time_s"]
+        others = {ONE_THREAD: EagerRecipe(num_threads=1)} if is_alone else {EAGER: EagerRecipe()}
+        if making_s := compiling_s(problem.graph, problem.host, config, max(times_s)):
+            others[COMPILED] = EagerRecipe(is_compiled=True, making_s=making_s)
+    if evaluator.is_measured:
+        say("measuring the best placement once more, beside one device and plain PyTorch")
+    named, verdict = evaluator.judge(
+        leader,
+        {words[name]: plan for name, plan in simple.items()},
+        others,
+        step_s=sum(times_s) / len(times_s),
+        most_s=judging_s(config),
+        say=say,
+    )
+    best = next((name for name in simple if words[name] == named), twin or table.leader)
+    return dataclasses.replace(table, best=best, verdict=verdict)

@@ -386,7 +386,7 @@ def _said_ahead(job: Job, steps: Steps, progress: Progress) -> Durations | None:
     _, expected = within(
         graph, host, config, step_s, num_rows=num_rows(methods, host), is_profiled=False, is_compiled=is_compiled
     )
-    progress.say(ahead(expected, methods, is_simulated=False, whole="in all", is_compiled=is_compiled))
+    progress.say(ahead(expected, methods, config, is_simulated=False, whole="in all", is_compiled=is_compiled))
     return expected
 
 

@@ -108,11 +108,11 @@ def test_a_placement_that_was_kept_is_checked_and_run_again(
 ) -> None:
     path = tmp_path / "placement.json"
     model, x, y = small()
-    again = partial(rlplace.place, loss_fn=LOSS, optimizer="sgd", host="cores:1", budget_s=60.0, path=path)
-    first = again(model, x, targets=y, total_s=1.0, progress=True)
+    again = partial(rlplace.place, loss_fn=LOSS, optimizer="sgd", host="cores:1", budget_s=1.0, path=path)
+    first = again(model, x, targets=y, progress=True)
     said = capsys.readouterr().err
     ahead = re.search(r"about 0:(\d\d) from here", said)
-    assert ahead is not None, "a limit for the total is one for what is announced"
+    assert ahead is not None, "the budget is the limit of all that is announced"
     assert int(ahead[1]) <= 4, "reading kernels takes what it takes"
     kept = rlplace.load_placement(path)
     assert kept.host_fingerprint == resolve_host("cores:1").fingerprint
@@ -123,9 +123,12 @@ def test_a_placement_that_was_kept_is_checked_and_run_again(
     for name in ("train", "profile_costs", "chosen_problem"):
         monkeypatch.setattr(import_module("rlplace.export.place_model"), name, searched)
     second = again(model, x, targets=y)
-    assert (second.table, second.step_time_s) == (None, None)
+    assert kept.verdict is not None
+    assert (second.table, second.step_time_s) == (None, kept.verdict.step_s)
     assert second.op_order == first.op_order
-    assert "placement.json" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "placement.json" in told
+    assert str(kept.verdict) in told
     assert float(second(x, targets=y)) == pytest.approx(float(first(x, targets=y)))
     first.close()
     second.close()

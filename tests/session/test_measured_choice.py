@@ -180,7 +180,7 @@ def race_as(
         def measure_plans(self, plans: list[Plan], *, others: list[Timer], **_: object) -> list[Measurement]:
             ran[:0] = plans
             times_s = (*(cut_s(plan) for plan in plans), *(other() for other in others))
-            return [Measurement("ok", seconds, (seconds,) * 3) for seconds in times_s]
+            return [Measurement("ok", seconds, (seconds,) * 15) for seconds in times_s]
 
         def close(self) -> None:
             pass

@@ -87,7 +87,10 @@ def test_how_long_it_takes_is_told_before_and_kept(tmp_path: Path, capsys: pytes
     run = RunFolder.create(tmp_path / "run")
     result = train(simulated_problem(), budget_s=0.6, search=SearchConfig(method="genetic"), run=run, progress=True)
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == "about 0:04 from here: heuristics 0:03, search 0:01; genetic and portfolio search side by side"
+    assert said[0] == (
+        "about 0:04 from here, `budget` of the search 0:01: heuristics 0:03, search 0:01; "
+        "genetic and portfolio search side by side"
+    )
     assert said[-2].startswith("took ")
     assert said[-2].endswith("(expected: about 0:04)")
     assert said[-1] == result.summary

@@ -31,7 +31,6 @@ from rlplace.measure.isolate.fleet import Fleet
 from rlplace.measure.isolate.messages import (
     BETWEEN_S,
     IDLE,
-    MAKING_S,
     STOPPED_S,
     Board,
     Done,
@@ -50,7 +49,7 @@ from rlplace.measure.isolate.packing import Packed, without_model
 from rlplace.measure.isolate.worker import FROM_OUTSIDE, CannotIsolate, ending, ops_at_fault
 from rlplace.measure.measurement import Measurement, Status
 from rlplace.measure.problem import Plan, Problem, Timeline, single_device_plan
-from rlplace.measure.timing.eager_step import EagerRecipe, Other
+from rlplace.measure.timing.eager_step import MAKING_S, EagerRecipe, Other
 from rlplace.measure.timing.host_runner import (
     LONGEST_S,
     HostRunner,
@@ -311,7 +310,8 @@ class IsolatedRunner:
         peaks = [self._simulated(plan) for plan in plans]
         found: list[Measurement | None] = [None if each.ok else each for each in peaks]
         found += [None] * len(others)
-        reference = [] if self._reference is None else [self._reference]
+        beside = self._reference if protocol.is_beside_reference else None
+        reference = [] if beside is None else [beside]
         deaths: Counter[int] = Counter()
         while left := [k for k, each in enumerate(found) if each is None]:
             raced = [k for k in left if k < len(plans)]
@@ -323,7 +323,7 @@ class IsolatedRunner:
                 [timer if isinstance(timer, EagerRecipe) else None for timer in timers],
                 protocol,
                 deadline_s,
-                self._reference,
+                beside,
             )
             answer = self._ask(request, [None if isinstance(timer, EagerRecipe) else timer for timer in timers])
             if isinstance(answer, Done):
@@ -419,7 +419,9 @@ class IsolatedRunner:
         if isinstance(request, Trace):
             return request.longest_s
         if isinstance(request, Profile) or not board.is_made or board.contender >= len(request.plans):
-            return MAKING_S
+            others = {} if isinstance(request, Profile) else dict(enumerate(request.others, len(request.plans)))
+            recipe = others.get(board.contender)
+            return MAKING_S if recipe is None or board.is_made else recipe.making_s
         if board.contender == REFERENCE:
             return self._limits.longest_s
         return self._limits.limit_s(request.protocol, board.best_s, board.first_s)

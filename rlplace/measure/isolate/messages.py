@@ -39,13 +39,9 @@ from rlplace.graphs import Program
 from rlplace.measure.isolate.packing import shared_file
 from rlplace.measure.measurement import Status
 from rlplace.measure.problem import Plan, Problem
-from rlplace.measure.timing.eager_step import EagerRecipe
+from rlplace.measure.timing.eager_step import MAKING_S, EagerRecipe
 from rlplace.measure.timing.host_runner import LONGEST_S
 from rlplace.measure.timing.race import RaceProtocol, Watch
-
-MAKING_S = 900.0
-"""The time limit of compiling a model, or of another way of making a contender; plain PyTorch's own steps have it
-too."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,6 @@ from rlplace.measure.isolate import memory_watch
 from rlplace.measure.isolate.memory_watch import Room
 from rlplace.measure.isolate.messages import (
     IDLE,
-    MAKING_S,
     Ask,
     Board,
     Done,
@@ -62,6 +61,7 @@ from rlplace.measure.isolate.messages import (
 from rlplace.measure.isolate.packing import Packed, Section, Unpacked
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Plan, Problem
+from rlplace.measure.timing.eager_step import MAKING_S
 from rlplace.measure.timing.host_runner import HostRunner, status_of
 from rlplace.measure.timing.race import LOOKS_EVERY_S, Timer, Watch, looks
 from rlplace.measure.timing.threads import keep_freed_memory, one_thread_here, pin_current_thread

@@ -34,6 +34,9 @@ from rlplace.measure.hosts.host import Host
 from rlplace.measure.timing.race import Timer
 from rlplace.measure.timing.threads import set_intra_op_threads, usable_cores
 
+MAKING_S = 900.0
+"""The time limit of compiling a model, or of another way of making a contender; plain PyTorch's own steps have it
+too."""
 LONGEST_S = 600.0
 """How long a step on another thread may take."""
 
@@ -205,6 +208,8 @@ class EagerRecipe:
     """Whether `torch.compile` compiles the model; that is done before the race."""
     is_cuda_graph: bool = False
     """Whether the whole step is captured as one CUDA graph and replayed."""
+    making_s: float = MAKING_S
+    """Seconds that a worker may take to make it, e.g. to compile; if that is not enough, it is a `timeout`."""
 
     def timer(self, graph: OpGraph, host: Host, widest: Worker | None) -> Timer:
         """A function that runs the step and returns its seconds, in the process that runs the race.

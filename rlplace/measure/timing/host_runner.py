@@ -166,7 +166,7 @@ class HostRunner:
         timers = [watched(timer, k, self._watch, suspensions) for k, timer in enumerate(timers)]
         reference = (
             None
-            if self.reference is None
+            if self.reference is None or not protocol.is_beside_reference
             else watched(self._timer(self.reference, _First()), REFERENCE, self._watch, suspensions)
         )
         try:

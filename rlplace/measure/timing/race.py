@@ -81,6 +81,8 @@ class RaceProtocol:
     num_traced: int = field(default=0, repr=False)
     """Traced steps of each contender that is a plan, after its timed rounds, in the same visit. The key of a
     measurement is without it: the timed steps are the same."""
+    is_beside_reference: bool = field(default=True, repr=False)
+    """Whether a step of the reference is timed in each round."""
 
     @property
     def is_dropping(self) -> bool:

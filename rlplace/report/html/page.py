@@ -72,8 +72,7 @@ def sentence(data: RunData) -> str:
     ratios = [f"{best.step_s / other_s:.2f} of {name}" for name, other_s in others.items() if other_s]
     over = f": {' and '.join(ratios)}" if ratios else ""
     text = f"The best placement, found by {best.method}, takes {format_ms(best.step_s)} ms a step, {data.kind}{over}."
-    is_slower = (data.step_s("eager") or math.inf) < best.step_s
-    return f"{text} Eager PyTorch was faster than every placement here: use eager." if is_slower else text
+    return text if data.verdict is None else f"{text} Raced again, beside others: {data.verdict}."
 
 
 def _cards(data: RunData) -> str:
@@ -246,7 +245,7 @@ def field_section(data: RunData) -> Section:
     ]
     lead = (
         "Median step time of every row, and half the interquartile range of its samples, all measured in turn in one "
-        "race. A lead within the spread is no lead."
+        "race. This race chose the best placement, and another one gave the verdict."
         if any(row.step_s and row.spread_s for row in rows)
         else f"Step times are {data.kind}; less is better."
     )

@@ -11,6 +11,7 @@ from rlplace.errors import FileProblem
 from rlplace.measure import Device
 from rlplace.measure.explain.explanation import Explanation
 from rlplace.measure.host_model import LearnedHost
+from rlplace.measure.timing.verdict import SpeedVerdict
 from rlplace.report.chrome_trace import Trace
 from rlplace.session.session import Session
 from rlplace.session.session_records import Ending, MethodResult, Row
@@ -34,6 +35,7 @@ class RunData:
         learned: the learned host model; None where no method learned any.
         explanation: where the time of the step goes; None without one.
         files: names of the files of the run that a reader may open.
+        verdict: whether the best placement is faster than one device and plain PyTorch; None where it was not judged.
     """
 
     config: Mapping[str, Any]
@@ -49,6 +51,7 @@ class RunData:
     learned: LearnedHost | None = None
     explanation: Explanation | None = None
     files: tuple[str, ...] = ()
+    verdict: SpeedVerdict | None = None
 
     @classmethod
     def of(cls, session: Session, files: tuple[str, ...] = ()) -> RunData:
@@ -80,6 +83,7 @@ class RunData:
             session.learned,
             session.explanation,
             files,
+            table.verdict,
         )
 
     @property

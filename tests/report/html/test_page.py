@@ -19,6 +19,7 @@ from rlplace.errors import MissingExtra
 from rlplace.measure.explain.explanation import Explanation
 from rlplace.measure.host_model import LearnedHost, Prior
 from rlplace.measure.host_model.learned_host import LearnedFactor
+from rlplace.measure.timing.verdict import judge
 from rlplace.report.html import page, report_page
 from rlplace.report.html.page import (
     SECTIONS,
@@ -150,10 +151,9 @@ def test_the_result_is_a_sentence() -> None:
     assert sentence(data_of({}, {"rows": []})) == "No placement ran to its end."
 
 
-def test_where_eager_is_faster_it_says_so() -> None:
-    rows = rows_of()
-    rows[-1]["step_time_s"] = 0.01
-    assert sentence(data_of({}, {**RESULT, "rows": rows})).endswith("use eager.")
+def test_the_verdict_of_the_second_race_follows() -> None:
+    verdict = judge((2.0,) * 8, {"eager": (1.0,) * 8})
+    assert sentence(dataclasses.replace(data_of({}, RESULT), verdict=verdict)).endswith(f"beside others: {verdict}.")
 
 
 def test_the_head_shows_what_where_and_when(tmp_path: Path) -> None:
