@@ -414,6 +414,7 @@ class Origin:
         micro: how the step is cut along its batch; None for one that is not.
         frozen: attributes that the step may change as Python does; placed steps leave them as they are.
         split: which ops are split into shards; None for a step whose ops are whole.
+        read: the Python state that the step reads, a `ReadState`; None where it is not compared.
     """
 
     model: torch.nn.Module
@@ -425,6 +426,7 @@ class Origin:
     micro: MicroBatches | None = None
     frozen: tuple[str, ...] = ()
     split: SplitPlan | None = None
+    read: Any = field(default=None, compare=False, repr=False)
 
     @property
     def target_names(self) -> tuple[str, ...]:

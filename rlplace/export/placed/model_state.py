@@ -23,7 +23,7 @@ from rlplace.export.placed.step_arguments import layout
 from rlplace.graphs import OpGraph, OptimizerSpec
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.optimizers import UpdateState, torch_optimizer
-from rlplace.graphs.program import Source, Update
+from rlplace.graphs.program import Program, Source, Update
 from rlplace.measure import Plan
 from rlplace.measure.execute.residents import GradientsOut, Residents
 
@@ -102,9 +102,7 @@ class PlacedState:
             for shard, part in zip(each.shards, each.parts, strict=True)
         }
         self._tied = _tied_names(model)
-        self.reached = tuple(
-            name for name in self.parameters if not program.gradients.keys().isdisjoint(self._keys.get(name, [name]))
-        )
+        self.reached = self._reached_by(program)
         self.gradients = GradientsOut()
         self._is_trained = {name: parameter.requires_grad for name, parameter in self.parameters.items()}
         self._layouts = {name: layout(parameter) for name, parameter in self.parameters.items()}
@@ -143,6 +141,11 @@ class PlacedState:
                 key = program.sources[residents.updated(op)].key
                 if key in moved:
                     raise other_shards(key)
+                if key not in self._updates:  # no graph has updated it so far: it begins now, as in eager
+                    if key in self._parts:
+                        raise other_shards(key)
+                    spec, self._updates[key] = self.spec, residents.update_state(op, devices[op])
+                    self._updates[key].spec = spec or self._updates[key].spec
                 residents.adopt(op, devices[op], self._updates[key])
         return sorted(apart, key=lambda each: each[1].name)
 
@@ -202,6 +205,10 @@ class PlacedState:
         self._bound = self._addresses() if now != before else now
         return now != before
 
+    def _reached_by(self, program: Program) -> tuple[str, ...]:
+        reached = program.gradients.keys()
+        return tuple(name for name in self.parameters if not reached.isdisjoint(self._keys.get(name, [name])))
+
     @property
     def spec(self) -> OptimizerSpec | None:
         """Options of the next update; None where no optimizer was captured."""
@@ -244,7 +251,7 @@ class PlacedState:
         return self._by_name[name].detach()
 
     @contextlib.contextmanager
-    def grad_filled(self, loss_scale: float) -> Iterator[None]:
+    def grad_filled(self, loss_scale: float, graph: OpGraph) -> Iterator[None]:
         """While active, a step adds gradients to `grad` of the parameters, as `loss.backward()` does.
 
         Parameters that no longer require a gradient get none. Hooks of the placed parameters run once the step is done.
@@ -252,9 +259,11 @@ class PlacedState:
 
         Args:
             loss_scale: gradients are those of the loss times this.
+            graph: of the step: others may reach other parameters.
         """
         self.show()
-        wanted = {name: self.parameters[name] for name in self.reached if self.parameters[name].requires_grad}
+        reached = self._reached_by(require_program(graph))
+        wanted = {name: self.parameters[name] for name in reached if self.parameters[name].requires_grad}
         with torch.no_grad():
             apart = {
                 name: each
@@ -474,6 +483,7 @@ class CapturedOptimizer:
         self._state.show(has_state=True)
         made = torch_optimizer(self.spec, list(self._state.parameters.values()))
         made.register_load_state_dict_post_hook(self._loaded)
+        made.register_step_pre_hook(lambda *_: self._show_state(made))  # of parameters that a later graph updates, too
         self._show_state(made)
         return made
 

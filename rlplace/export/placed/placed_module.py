@@ -6,11 +6,12 @@ inputs of one kind, as a function that autograd knows.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -20,12 +21,13 @@ from torch.utils import _pytree as pytree
 
 from rlplace import cuda
 from rlplace.errors import InvalidValue, RunnerError, UserError, check_known
-from rlplace.export.placed.graphs import Flags, carried_plan
+from rlplace.export.placed.graphs import Flags, ReadCheck, carried_plan
 from rlplace.export.placed.placed_model import host_of
 from rlplace.export.placed.step_arguments import HeldConstants, InputCutter, check_data, layout, own_entries
 from rlplace.graphs import BACKWARD, OpGraph
 from rlplace.graphs.capturing.capture import CapturedModule, capture_module
 from rlplace.graphs.capturing.portable import original_of
+from rlplace.graphs.capturing.untouched import PythonState, ReadState
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Ref
 from rlplace.measure import Host, Placement, Plan
@@ -67,6 +69,14 @@ class PlacedModule(nn.Module):
     def num_graphs(self) -> int:
         """Number of captured graphs: one for every kind of inputs, each in training and in evaluation."""
         return len(self._placed.graphs)
+
+    def recapture(self) -> None:
+        """Takes over attributes and other Python state that have changed: all graphs are captured again when needed.
+
+        The placement, parameters and buffers stay.
+        """
+        with self._placed.crew.turn(runs=False):
+            self._placed.graphs.clear()
 
     def close(self) -> None:
         """Waits for a running call of another thread, and ends all threads and processes of the module."""
@@ -138,23 +148,28 @@ class PlacedForward:
         autocast = torch.get_autocast_dtype(place) if torch.is_autocast_enabled(place) else None
         kind = (has_backward, differentiated, is_trained, modes, spec, autocast), tuple(map(_kind, leaves))
         self._follow(state)
-        if kind not in self.graphs:
+
+        def capture() -> CapturedModule:
             home = next((tensor.device for tensor in self._model.parameters()), torch.device("cpu"))
-            with torch.inference_mode(False), Flags.of(module).on(self._model):
-                captured = capture_module(
+            with torch.inference_mode(False), Flags.of(module).on(self._model), _set_as(module, self._model):
+                return capture_module(
                     self._model,
                     *pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to(home), (args, kwargs)),
                     has_backward=has_backward,
                     differentiated=differentiated,
                     frozen=self._frozen,
                     split=self._split,
+                    read=ReadState(module, None, self._frozen),
                 )
+
+        if kind not in self.graphs:
+            captured = capture()
             plan = carried_plan(self._graph, self._plan, captured.graph, last=backward_ops(captured.graph))
             self.graphs[kind] = ModuleGraph(captured, self._host, plan, self.crew, state, module, seed=self._seed)
             shown = (tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
             _log.info("captured %s: %d graphs share this placement", ", ".join(map(repr, shown)), len(self.graphs))
         self._number += 1
-        return self.graphs[kind].run(tensors, state, self._number - 1)
+        return self.graphs[kind].run(tensors, state, self._number - 1, capture)
 
     def _state(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers as the module has them now, by dotted name."""
@@ -229,6 +244,21 @@ class PlacedForward:
     def _home(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor where all devices of its kind see it."""
         return tensor if self.crew.heap is None else self.crew.heap.home(tensor)
+
+
+@contextlib.contextmanager
+def _set_as(copied: nn.Module, model: nn.Module) -> Iterator[None]:
+    """While active, attributes of a model without tensors, modules and functions are those of its copy."""
+    before, copies = PythonState(model.named_modules()), dict(copied.named_modules())
+    try:
+        for path, module in model.named_modules():
+            for key, value in own_entries(vars(copies[path])).items():
+                leaves = pytree.tree_leaves(value)
+                if "_hooks" not in key and not any(isinstance(each, torch.Tensor) or callable(each) for each in leaves):
+                    vars(module)[key] = value
+        yield
+    finally:
+        before.restore()
 
 
 _HOOK = "a hook"
@@ -326,6 +356,7 @@ class ModuleGraph:
         self._kept_inputs = [k for op, k in self._inputs.items() if int(graph.output_offsets[op]) in read_late]
         gradients = (*self._program.gradients.values(), *self._program.input_gradients.values())
         self._constants = HeldConstants(graph, plan, self._residents, model)
+        self._check = ReadCheck(graph, "placed module")
         self._late_sources = {int(graph.tensor_op[tensor]) for tensor in read_late}
         self._output_is_shared = self._shared(graph, self._program.result_refs, read_late)
         self._gradient_is_shared = self._shared(graph, gradients, set())
@@ -338,17 +369,28 @@ class ModuleGraph:
                 self._residents.adopt(op, int(self._plan.devices[op]), state[source.key].detach())
         self._step.load()
 
-    def run(self, tensors: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor], number: int) -> Any:
+    def run(
+        self,
+        tensors: Sequence[torch.Tensor],
+        parameters: Mapping[str, torch.Tensor],
+        number: int,
+        again: Callable[[], CapturedModule],
+    ) -> Any:
         """The result of the model, with a gradient where the model's own output has one.
 
         Args:
             tensors: inputs.
             parameters: by dotted name: those whose tensors were adopted.
             number: of the step: random ops draw by it.
+            again: captures it as it is now.
 
         Raises:
+            InvalidValue: Python state was changed that the capture read.
             RunnerError: an op failed.
         """
+        if self._constants.follow():
+            self._step.load()
+        self._check.check(lambda: again().graph, self._constants.now)
         shards = {
             op: shard.of(parameters[shard.name]).to(self._residents.place(int(self._plan.devices[op])))
             for op, shard in self._shards.items()
@@ -369,8 +411,6 @@ class ModuleGraph:
     ) -> tuple[list[torch.Tensor], Kept]:
         """Output tensors, which share no memory with anything else, and the tensors that `backward` needs."""
         given = self._placed({**{op: tensors[position] for op, position in self._inputs.items()}, **shards})
-        if self._constants.follow():
-            self._step.load()
         outputs, kept = self._step.run_first(given, number)
         return self._apart(outputs, self._output_is_shared), kept
 

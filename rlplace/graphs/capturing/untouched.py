@@ -3,6 +3,8 @@
 `check_steps_alike`: refuses a step whose next one would be another, as Python state that it changes says.
 
 `PythonState`: entries of modules besides tensors of their own, and those that a run of `forward` changes.
+
+`ReadState`: these, and what the functions of a step read besides, to be compared before every later step.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ import operator
 import random
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Sized
+from contextvars import ContextVar
 from dataclasses import dataclass
-from types import FunctionType, GeneratorType, ModuleType, SimpleNamespace
+from itertools import chain
+from types import CellType, FunctionType, GeneratorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,7 +33,7 @@ from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError, UnknownName
-from rlplace.graphs.capturing.constants import forwards, own_classes, referenced
+from rlplace.graphs.capturing.constants import forwards, own_classes, places_of, read_by, referenced
 from rlplace.graphs.program import tensors_in
 
 
@@ -74,6 +78,11 @@ def untouched(model: nn.Module, loss_fn: Callable[..., Any] | None = None) -> It
             for path, module, name, value, version, was in held
             if value._version != version or module._buffers.get(name) is not value
         ]
+        if (read := recorded.get()) is not None:
+            read.free.update(
+                each.name.rpartition("[")[0] if each.is_growth and each.name.endswith("]") else each.name
+                for each in state.changes()
+            )
         state.restore()
         parametrize._cache = shared
         for cache, misses in caches:
@@ -270,8 +279,8 @@ MOST_VALUES = 20_000
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _STREAMS = (random.Random, np.random.Generator, np.random.RandomState, Iterator)
-_OPAQUE = sys.stdlib_module_names | {"torch", "numpy"}
-"""Packages whose objects are not looked into: loggers, locks, generators."""
+_OPAQUE = sys.stdlib_module_names | {"torch", "numpy", "rlplace"}
+"""Packages whose objects are not looked into: loggers, locks, generators, placed steps."""
 
 
 @dataclass(frozen=True)
@@ -282,11 +291,13 @@ class Change:
         name: as the user writes it, `encoder.calls` or `encoder.stats['n']`.
         value: its value now; None where it is gone.
         is_growth: whether a collection has another number of values.
+        before: its earlier value; None where it is new.
     """
 
     name: str
     value: object
     is_growth: bool = False
+    before: object = None
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -305,8 +316,8 @@ class _Kept:
 
     @property
     def now(self) -> Any:
-        """The collection as it is; of a class, a copy of its attributes."""
-        return _attributes(self.owner) if isinstance(self.owner, type) else self.owner
+        """The collection as it is; of a class or a function, a copy of what it has or reads."""
+        return _copied(self.owner) if isinstance(self.owner, type | FunctionType) else self.owner
 
     def below(self, key: object) -> str:
         """The name of its entry under `key`."""
@@ -327,11 +338,11 @@ class _Kept:
             for key in {**before, **now}:
                 is_growth = key not in now or key not in before
                 if is_growth or not _alike(before[key], now[key]):
-                    yield Change(self.below(key), now.get(key), is_growth)
+                    yield Change(self.below(key), now.get(key), is_growth, before.get(key))
         elif len(now) != len(before):
-            yield Change(self.name, list(now), True)
+            yield Change(self.name, list(now), True, before)
         elif now != before if isinstance(now, set) else not all(map(_alike, before, now)):
-            yield Change(self.name, list(now))
+            yield Change(self.name, list(now), before=before)
 
     def restore(self) -> None:
         """Restores its earlier entries."""
@@ -420,31 +431,41 @@ class PythonState:
     Args:
         modules: with their paths.
         has_hooks: whether hooks of modules are part of it.
+        functions: where they are part of it: the first ones.
     """
 
-    def __init__(self, modules: Iterable[tuple[str, nn.Module]], *, has_hooks: bool = True) -> None:
+    def __init__(
+        self, modules: Iterable[tuple[str, nn.Module]], *, has_hooks: bool = True, functions: Iterable[object] = ()
+    ) -> None:
         self._kept: dict[int, _Kept] = {}
         self._streams: dict[int, _Stream] = {}
         modules = list(modules)
-        kinds = own_classes(module for _, module in modules)
-        left: deque[tuple[str, object, bool]] = deque((path, module, False) for path, module in modules)
-        left.extend((kind.__name__, kind, False) for kind in kinds)
+        self._kinds = own_classes(module for _, module in modules)
+        self._left = left = deque[tuple[str, object, bool]]((path, module, False) for path, module in modules)
+        left.extend((kind.__name__, kind, False) for kind in self._kinds)
+        left.extend(("", function, False) for function in functions)
         while left and len(self._kept) < MOST_VALUES:
             name, value, is_registry = left.popleft()
             if isinstance(value, tuple):
                 left.extend((f"{name}[{index}]", item, False) for index, item in enumerate(value))
                 continue
-            owner, has_attributes = (value, True) if isinstance(value, type) and value in kinds else _collection(value)
+            if id(value) in self._kept:
+                continue
+            owner, has_attributes = self._entered(name, value)
             if owner is None or id(owner) in self._kept:
                 continue
             self._kept[id(owner)] = kept = _Kept(name, owner, _copied(owner), has_attributes or is_registry)
             is_module = isinstance(value, nn.Module)
             for key, each in kept.items:
                 below = kept.below(key)
-                if isinstance(each, _STREAMS) and id(each) not in self._streams:
+                if isinstance(each, _STREAMS) and id(each) not in self._streams and not isinstance(self, ReadState):
                     self._streams[id(each)] = _Stream(below, owner, key, each)
                 if has_hooks or not is_module or "_hooks" not in key:
                     left.append((below, each, is_module and key in _REGISTRIES))
+
+    def _entered(self, name: str, value: object) -> tuple[Any, bool]:
+        """As `_collection` has it; what else belongs to the value is added to those that are left."""
+        return (value, True) if isinstance(value, type) and value in self._kinds else _collection(value)
 
     @property
     def names(self) -> set[str]:
@@ -465,6 +486,99 @@ class PythonState:
             kept.restore()
         for stream in self._streams.values():
             stream.restore()
+
+
+MOST_READ = 10_000
+"""Values of a collection that is compared before every step; larger ones are data."""
+
+recorded: ContextVar[ReadState | None] = ContextVar("recorded", default=None)
+"""While it is set, entries that a trace itself sets (a mask that is made once) become free in it."""
+
+_WRAPPERS = (functools.partial, MethodType, functools._lru_cache_wrapper, staticmethod, classmethod, property)
+_WRAPPED = ("__wrapped__", "__func__", "__self__", "func", "fget", "args", "keywords")
+
+
+class ReadState(PythonState):
+    """The Python state that a step reads, as it was when the step was traced.
+
+    Besides the state of modules, it is what their methods, the loss, and functions that these reach read of closures
+    and globals, and the classes and objects there. Code of installed packages is not looked into.
+
+    Args:
+        model: of the step.
+        loss_fn: likewise.
+        free: names of entries that may change.
+
+    Attributes:
+        free: these, and entries that the trace itself sets.
+    """
+
+    def __init__(self, model: nn.Module, loss_fn: Callable[..., Any] | None, free: Iterable[str] = ()) -> None:
+        self.free = {*free}
+        super().__init__((*model.named_modules(), *modules_of_loss(model, loss_fn)), functions=(loss_fn,))
+        owners = [each.owner for each in self._kept.values()]
+        functions = [each for each in owners if isinstance(each, FunctionType)]
+        places = {(id(holder), key): (holder, key) for each in functions for _, holder, key in places_of(each)}
+        self._variables = [
+            functools.partial(getattr, holder, "cell_contents")
+            if isinstance(holder, CellType)
+            else functools.partial(dict.get, holder, key)
+            for holder, key in places.values()
+        ]
+        collections = (each for each in owners if not isinstance(each, FunctionType))
+        self._collections = [vars(each) if isinstance(each, type) else each for each in collections]
+        self.accept()
+
+    def accept(self) -> None:
+        """`is_same` compares with the state of now."""
+        self._empty = [each for each in self._collections if not each]  # most are: 11 of the hooks of every module
+        self._filled = [each.values() if hasattr(each, "values") else each for each in self._collections if each]
+        with contextlib.suppress(ValueError):
+            self._sizes, self._values = [*map(len, self._filled)], [*self._now()]
+
+    def is_same(self) -> bool:
+        """Whether every entry is the object that it was; if not, `differences` tells whether it says the same."""
+        try:  # without code of Python's in between: every value costs some 20 ns
+            has_sizes = not any(self._empty) and [*map(len, self._filled)] == self._sizes
+            return has_sizes and all(map(operator.is_, self._now(), self._values))
+        except (ValueError, RuntimeError):  # a variable is gone; another thread changes a collection
+            return False
+
+    def _now(self) -> Iterator[object]:
+        return chain(chain.from_iterable(self._filled), map(operator.call, self._variables))
+
+    def differences(self, free: Collection[str] = ()) -> list[Change]:
+        """Entries that now say something else than in the trace; tensors for tensors aside, which steps follow.
+
+        Args:
+            free: names of further entries that may change.
+        """
+        return [
+            each
+            for each in self.changes()
+            if each.name not in free and not _is_free(each.name, self.free)
+            if not (isinstance(each.value, Tensor) and isinstance(each.before, Tensor))
+        ]
+
+    def _entered(self, name: str, value: object) -> tuple[Any, bool]:
+        owner, has_attributes = _collection(value)
+        more: list[Any] = own_classes([value]) if has_attributes else []
+        if isinstance(value, _WRAPPERS):
+            more = [getattr(value, each, None) for each in _WRAPPED]
+        elif isinstance(value, FunctionType | type) and (value in self._kinds or not _is_installed(value.__module__)):
+            owner, has_attributes = value, True
+            held = (*value.__bases__, *vars(value).values()) if isinstance(value, type) else ()
+            more = [each for each in held if isinstance(each, (type, FunctionType, *_WRAPPERS))]
+        self._left.extend((each.__name__ if isinstance(each, type) else "", each, False) for each in more)
+        return (None if isinstance(owner, Sized) and len(owner) > MOST_READ else owner), has_attributes
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _is_installed(name: str | None) -> bool:
+    """Whether a module of Python's comes with a package, whose code and globals nobody changes."""
+    return str(name).partition(".")[0] in _OPAQUE or "-packages" in str(
+        vars(sys.modules.get(str(name), sys)).get("__file__")
+    )
 
 
 def _attributes(kind: type) -> dict[str, Any]:
@@ -493,8 +607,8 @@ def _collection(value: object) -> tuple[Any, bool]:
 
 
 def _copied(owner: Any) -> Any:
-    if isinstance(owner, type):
-        return _attributes(owner)
+    if isinstance(owner, type | FunctionType):
+        return _attributes(owner) if isinstance(owner, type) else dict(read_by(owner))
     return dict(owner) if isinstance(owner, dict) else set(owner) if isinstance(owner, set) else list(owner)
 
 
