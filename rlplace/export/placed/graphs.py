@@ -102,37 +102,38 @@ class ReadCheck:
             )
 
     def _refusal(self, changed: Mapping[str, Change]) -> InvalidValue:
-        first, *others = sorted(changed.values(), key=lambda each: each.name in self._harmless)
-        before, now = (
+        names = sorted(changed, key=lambda name: name in self._harmless)
+        now, before = (
             each if isinstance(each, bool | int | float | str | tuple | None) else Described(f"a {type(each).__name__}")
-            for each in (first.before, first.value)
+            for each in (changed[names[0]].value, changed[names[0]].before)
         )
-        more = f" ({', '.join(each.name for each in others)} changed, too)" if others else ""
         return InvalidValue(
-            first.name,
+            names[0],
             now,
-            f"{before!r}, as captured{more}",
+            f"{before!r}, as captured",
             where=self._where,
-            hint="With it the step is another one. Call `recapture()` to go on with that; what changes from step to "
-            "step is passed as a tensor, among the inputs or targets.",
+            hint=f"With {' and '.join(names)} as now, the step is another one. Call `recapture()` to go on with that; "
+            "what changes from step to step is passed as a tensor, among the inputs or targets.",
         )
 
 
 def _are_alike(one: OpGraph, other: OpGraph, constants: Mapping[int, torch.Tensor]) -> bool:
     """Whether two captures of a model compute the same; `constants` are those of the first, as they are now."""
-    programs = require_program(one), require_program(other)
-    told, again = (
-        repr((each.calls, each.views, each.result, each.gradients, each.input_gradients)) for each in programs
+    before, now = require_program(one), require_program(other)
+    told = [repr((each.calls, each.views, each.result, each.gradients, each.input_gradients)) for each in (before, now)]
+    return (one.fingerprint, told[0]) == (other.fingerprint, told[1]) and all(
+        _is_equal(constants.get(op, source.held), now.sources[op].held)
+        for op, source in before.sources.items()
+        if source.held is not None
     )
-    held = {op: source.held for op, source in programs[0].sources.items() if source.held is not None} | {**constants}
-    now = {op: source.held for op, source in programs[1].sources.items() if source.held is not None}
-    is_alike = one.fingerprint == other.fingerprint and told == again and held.keys() == now.keys()
-    return is_alike and all(_is_equal(held[op], now[op]) for op in held)
 
 
-def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    is_known = isinstance(one, FakeTensor) or memory(one) == memory(other)
-    return layout(one) == layout(other) and (is_known or torch.equal(one, other))
+def _is_equal(one: torch.Tensor, other: torch.Tensor | None) -> bool:
+    return (
+        other is not None
+        and layout(one) == layout(other)
+        and (isinstance(one, FakeTensor) or memory(one) == memory(other) or torch.equal(one, other))
+    )
 
 
 Call = tuple[tuple[Any, ...], dict[str, Any], tuple[torch.Tensor, ...]]

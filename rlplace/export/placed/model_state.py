@@ -141,13 +141,22 @@ class PlacedState:
                 key = program.sources[residents.updated(op)].key
                 if key in moved:
                     raise other_shards(key)
-                if key not in self._updates:  # no graph has updated it so far: it begins now, as in eager
-                    if key in self._parts:
-                        raise other_shards(key)
-                    spec, self._updates[key] = self.spec, residents.update_state(op, devices[op])
-                    self._updates[key].spec = spec or self._updates[key].spec
-                residents.adopt(op, devices[op], self._updates[key])
+                residents.adopt(op, devices[op], self.begun(key, program.optimizer))
         return sorted(apart, key=lambda each: each[1].name)
+
+    def begun(self, key: str, optimizer: OptimizerSpec | None) -> UpdateState:
+        """The state of updates of a parameter: a new one where no graph has updated it so far, as in eager.
+
+        Raises:
+            InvalidValue: it is a shard, whose parameter as a whole has no such state.
+        """
+        spec = self.spec or optimizer
+        if key not in self._updates:
+            if key in self._parts or spec is None:
+                raise other_shards(key)
+            self._updates[key] = state = UpdateState(spec, self.tensor(key))
+            state.hold([self._residents.homed(tensor) for tensor in state.tensors])
+        return self._updates[key]
 
     @torch.no_grad()
     def follow(self, apart: list[tuple[torch.Tensor, Source]], *, is_updating: bool) -> None:
@@ -206,8 +215,9 @@ class PlacedState:
         return now != before
 
     def _reached_by(self, program: Program) -> tuple[str, ...]:
-        reached = program.gradients.keys()
-        return tuple(name for name in self.parameters if not reached.isdisjoint(self._keys.get(name, [name])))
+        return tuple(
+            name for name in self.parameters if not program.gradients.keys().isdisjoint(self._keys.get(name, [name]))
+        )
 
     @property
     def spec(self) -> OptimizerSpec | None:

@@ -229,8 +229,8 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
             tensors = self._arguments.tensors(args, kwargs, None, has_targets=False)
             placed = self._graph_of(tensors, is_evaluation=True)
             assert placed is not None, "only steps are run eagerly"
-            number = -1 - self._num_evaluations  # no step's number
-            result = self._run_placed(placed, tensors, number, is_evaluation=True)
+            # no step's number
+            result = self._run_placed(placed, tensors, -1 - self._num_evaluations, is_evaluation=True)
             self._num_evaluations += 1
             return result
 
@@ -389,6 +389,10 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
                 )
             if lacking := set(options) - spec.keys():
                 raise FileProblem(path, f"its optimizer lacks {min(lacking)!r}.")
+            names = {key.split(".", 2)[-1] for key in found.keys() - own.keys() if key.startswith("optimizer.")}
+            for name in names & self._state.parameters.keys():  # those that only graphs of other shapes update
+                self._state.begun(name, self._program.optimizer)
+            own = self._state.stored()
             kinds = {key: (each.dtype, tuple(each.shape)) for key, each in found.items()}
             for key in sorted(own.keys() | found.keys()):
                 pair = kinds.get(key), own[key].kind if key in own else None
@@ -513,8 +517,9 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         return self._graphs[key]
 
     def _captured(self, call: Call, *, is_evaluation: bool) -> OpGraph:
-        graph = self._first.graph
-        return captured_evaluation(graph, call) if is_evaluation else captured_again(graph, call, self._flags_now)
+        if is_evaluation:
+            return captured_evaluation(self._first.graph, call)
+        return captured_again(self._first.graph, call, self._flags_now)
 
     def _placed(self, graph: OpGraph, like: PlacedGraph) -> PlacedGraph:
         plan = like.plan if graph.fingerprint == like.graph.fingerprint else carried_plan(like.graph, like.plan, graph)

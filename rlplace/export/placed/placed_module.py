@@ -252,10 +252,12 @@ def _set_as(copied: nn.Module, model: nn.Module) -> Iterator[None]:
     before, copies = PythonState(model.named_modules()), dict(copied.named_modules())
     try:
         for path, module in model.named_modules():
-            for key, value in own_entries(vars(copies[path])).items():
-                leaves = pytree.tree_leaves(value)
-                if "_hooks" not in key and not any(isinstance(each, torch.Tensor) or callable(each) for each in leaves):
-                    vars(module)[key] = value
+            vars(module).update(
+                (key, value)
+                for key, value in own_entries(vars(copies[path])).items()
+                if "_hooks" not in key
+                and not any(isinstance(each, torch.Tensor) or callable(each) for each in pytree.tree_leaves(value))
+            )
         yield
     finally:
         before.restore()

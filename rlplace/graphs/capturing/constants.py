@@ -346,9 +346,9 @@ def forwards(model: nn.Module) -> Iterator[object]:
         yield from (value for value in vars(module).values() if callable(value) and not isinstance(value, nn.Module))
 
 
-def own_classes(modules: Iterable[nn.Module]) -> list[type]:
-    """The classes of modules, and those that these extend, that are the user's own."""
-    kinds = {kind: None for module in modules for kind in type(module).__mro__}
+def own_classes(values: Iterable[object]) -> list[type]:
+    """The classes of modules or other objects, and those that these extend, that are the user's own."""
+    kinds = {kind: None for value in values for kind in type(value).__mro__}
     return [kind for kind in kinds if kind.__module__.partition(".")[0] not in ("torch", "builtins", "abc", "typing")]
 
 

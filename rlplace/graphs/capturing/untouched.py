@@ -517,35 +517,35 @@ class ReadState(PythonState):
         self.free = {*free}
         super().__init__((*model.named_modules(), *modules_of_loss(model, loss_fn)), functions=(loss_fn,))
         owners = [each.owner for each in self._kept.values()]
-        functions = [each for each in owners if isinstance(each, FunctionType)]
-        places = {(id(holder), key): (holder, key) for each in functions for _, holder, key in places_of(each)}
         self._variables = [
             functools.partial(getattr, holder, "cell_contents")
             if isinstance(holder, CellType)
             else functools.partial(dict.get, holder, key)
-            for holder, key in places.values()
+            for each in owners
+            if isinstance(each, FunctionType)
+            for _, holder, key in places_of(each)
         ]
-        collections = (each for each in owners if not isinstance(each, FunctionType))
-        self._collections = [vars(each) if isinstance(each, type) else each for each in collections]
+        held = (vars(each) if isinstance(each, type) else each for each in owners if not isinstance(each, FunctionType))
+        self._collections = [each.values() if hasattr(each, "values") else each for each in held]
         self.accept()
 
     def accept(self) -> None:
         """`is_same` compares with the state of now."""
         self._empty = [each for each in self._collections if not each]  # most are: 11 of the hooks of every module
-        self._filled = [each.values() if hasattr(each, "values") else each for each in self._collections if each]
-        with contextlib.suppress(ValueError):
-            self._sizes, self._values = [*map(len, self._filled)], [*self._now()]
+        self._filled = [each for each in self._collections if each]
+        self._values = self._now()
 
     def is_same(self) -> bool:
         """Whether every entry is the object that it was; if not, `differences` tells whether it says the same."""
-        try:  # without code of Python's in between: every value costs some 20 ns
-            has_sizes = not any(self._empty) and [*map(len, self._filled)] == self._sizes
-            return has_sizes and all(map(operator.is_, self._now(), self._values))
-        except (ValueError, RuntimeError):  # a variable is gone; another thread changes a collection
-            return False
+        sizes, values = self._now()  # and no code of Python's in between: every value costs some 20 ns
+        return not any(self._empty) and sizes == self._values[0] and all(map(operator.is_, values, self._values[1]))
 
-    def _now(self) -> Iterator[object]:
-        return chain(chain.from_iterable(self._filled), map(operator.call, self._variables))
+    def _now(self) -> tuple[list[int], list[object]]:
+        try:
+            values = chain(chain.from_iterable(self._filled), map(operator.call, self._variables))
+            return [*map(len, self._filled)], [*values]
+        except (ValueError, RuntimeError):  # a variable is gone; another thread changes a collection
+            return [-1], []
 
     def differences(self, free: Collection[str] = ()) -> list[Change]:
         """Entries that now say something else than in the trace; tensors for tensors aside, which steps follow.
