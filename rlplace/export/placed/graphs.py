@@ -179,30 +179,33 @@ class PlacedGraph:
         origin = require_program(self.graph).origin
         return origin.args, origin.kwargs, origin.targets
 
-    def run(
-        self,
-        tensors: Sequence[torch.Tensor],
-        number: int,
-        again: Callable[[], OpGraph],
-        free: Collection[str] = (),
-    ) -> Any:
+    def check(self, again: Callable[[], OpGraph], free: Collection[str]) -> None:
+        """Takes over constants that have changed, and checks that the step would not be another one today.
+
+        Args:
+            again: captures it as it is now.
+            free: names of Python state that may change.
+
+        Raises:
+            InvalidValue: a constant was changed that the capture read as a number, or Python state that it read.
+        """
+        with self._residents.settled():
+            if self._constants.follow():
+                self._step.load()
+        self._check.check(again, self._constants.now, free)
+
+    def run(self, tensors: Sequence[torch.Tensor], number: int) -> Any:
         """The results of the step, as copies; its writes to inputs go to these tensors.
 
         Args:
             tensors: inputs, then targets, of the captured shapes and dtypes.
             number: of the step: random ops draw by it.
-            again: captures it as it is now.
-            free: names of Python state that may change.
 
         Raises:
-            InvalidValue: another shape or dtype; or a constant was changed that the capture read as a number, or Python
-                state that it read.
+            InvalidValue: another shape or dtype.
             RunnerError: an op failed.
         """
         with self._residents.settled():  # and so is what was done with parameters and gradients since the last step
-            if self._constants.follow():
-                self._step.load()
-            self._check.check(again, self._constants.now, free)
             is_updating = self._is_updating and self.state.gradients.asked.into is None
             self.state.follow(self._apart, is_updating=is_updating)
             for op, tensor in self._inputs.by_op(tensors):

@@ -229,8 +229,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
             tensors = self._arguments.tensors(args, kwargs, None, has_targets=False)
             placed = self._graph_of(tensors, is_evaluation=True)
             assert placed is not None, "only steps are run eagerly"
-            # no step's number
-            result = self._run_placed(placed, tensors, -1 - self._num_evaluations, is_evaluation=True)
+            result = placed.run(tensors, -1 - self._num_evaluations)  # no step's number
             self._num_evaluations += 1
             return result
 
@@ -498,7 +497,8 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
 
         Raises:
             CaptureError: the model cannot be captured for these shapes.
-            InvalidValue: a parameter was given another shape, layout, dtype or device.
+            InvalidValue: a parameter was given another shape, layout, dtype or device; or the graph is no longer the
+                step, as Python state or a constant was changed.
         """
         first, key = self._first, _key(tensors, is_evaluation=is_evaluation)
         for placed in self._graphs.values() if self._state.is_moved() else ():
@@ -514,7 +514,11 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
                 key[1:],
                 len(self._graphs),
             )
-        return self._graphs[key]
+        placed, model = self._graphs[key], self._program.origin.model
+        is_switched = is_evaluation or model.training != self._flags.modes[""]
+        again = partial(self._captured, placed.call, is_evaluation=is_evaluation)
+        placed.check(again, self._modes if is_switched else ())
+        return placed
 
     def _captured(self, call: Call, *, is_evaluation: bool) -> OpGraph:
         if is_evaluation:
@@ -531,11 +535,6 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         now = Flags.of(self._program.origin.model).modes
         return dataclasses.replace(self._flags, modes=now) if now[""] == self._flags.modes[""] else self._flags
 
-    def _run_placed(self, placed: PlacedGraph, tensors: list[torch.Tensor], number: int, *, is_evaluation: bool) -> Any:
-        is_switched = self._program.origin.model.training != self._flags.modes[""]
-        again = partial(self._captured, placed.call, is_evaluation=is_evaluation)
-        return placed.run(tensors, number, again, self._modes if is_evaluation or is_switched else ())
-
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any, loss_scale: float | None = None) -> Any:
         """One step; with a scale of the loss, gradients are left in `grad` instead of updating."""
         tensors = self._arguments.tensors(args, kwargs, targets)
@@ -544,7 +543,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
             result = self._run_eagerly(self._arguments.call(tensors), loss_scale)
         else:
             with nullcontext() if loss_scale is None else self._state.grad_filled(loss_scale, placed.graph):
-                result = self._run_placed(placed, tensors, self.num_steps, is_evaluation=False)
+                result = placed.run(tensors, self.num_steps)
         self.num_steps += 1
         if self._program.is_training:
             loss_of(result).backward = _HAS_RUN

@@ -488,9 +488,6 @@ class PythonState:
             stream.restore()
 
 
-MOST_READ = 10_000
-"""Values of a collection that is compared before every step; larger ones are data."""
-
 recorded: ContextVar[ReadState | None] = ContextVar("recorded", default=None)
 """While it is set, entries that a trace itself sets (a mask that is made once) become free in it."""
 
@@ -570,7 +567,8 @@ class ReadState(PythonState):
             held = (*value.__bases__, *vars(value).values()) if isinstance(value, type) else ()
             more = [each for each in held if isinstance(each, (type, FunctionType, *_WRAPPERS))]
         self._left.extend((each.__name__ if isinstance(each, type) else "", each, False) for each in more)
-        return (None if isinstance(owner, Sized) and len(owner) > MOST_READ else owner), has_attributes
+        # a larger collection is data
+        return (None if isinstance(owner, Sized) and len(owner) > MOST_VALUES else owner), has_attributes
 
 
 @functools.lru_cache(maxsize=1 << 14)
