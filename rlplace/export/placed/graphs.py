@@ -104,8 +104,10 @@ class ReadCheck:
     def _refusal(self, changed: Mapping[str, Change]) -> InvalidValue:
         names = sorted(changed, key=lambda name: name in self._harmless)
         now, before = (
-            each if isinstance(each, bool | int | float | str | tuple | None) else Described(f"a {type(each).__name__}")
-            for each in (changed[names[0]].value, changed[names[0]].before)
+            each
+            if isinstance(each, bool | int | float | str | tuple | None)
+            else Described(f"{a} {type(each).__name__}")
+            for a, each in (("another", changed[names[0]].value), ("a", changed[names[0]].before))
         )
         return InvalidValue(
             names[0],

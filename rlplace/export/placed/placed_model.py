@@ -516,8 +516,8 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
             )
         placed, model = self._graphs[key], self._program.origin.model
         is_switched = is_evaluation or model.training != self._flags.modes[""]
-        again = partial(self._captured, placed.call, is_evaluation=is_evaluation)
-        placed.check(again, self._modes if is_switched else ())
+        capture_now = partial(self._captured, placed.call, is_evaluation=is_evaluation)
+        placed.check(capture_now, self._modes if is_switched else ())
         return placed
 
     def _captured(self, call: Call, *, is_evaluation: bool) -> OpGraph:

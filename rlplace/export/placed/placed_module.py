@@ -10,8 +10,9 @@ import contextlib
 import copy
 import functools
 import logging
+import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -120,7 +121,7 @@ class PlacedForward:
                 name = source.key if source.shard is None else source.shard.name
                 self.places.setdefault(name, torch_device(host.devices[int(plan.devices[op])]))
         self._modules = list(module.named_modules())
-        self._structure = _structure(self._modules)
+        self._read = ReadState(module, None)
         parameters, buffers = _slots(module, "_parameters"), _slots(module, "_buffers")
         self._trained = [slots[0] for slots in parameters]
         self._first = [slots[0] for slots in (*parameters, *buffers)]
@@ -182,30 +183,26 @@ class PlacedForward:
         Raises:
             InvalidValue: names the first.
         """
-        now = _structure(self._modules)
-        new, gone = (
-            [each for each in some if each not in others] if now != self._structure else []
-            for some, others in ((now, self._structure), (self._structure, now))
-        )
-        if not new and not gone:
-            self._structure = now  # perhaps in another order, which is no change
-            return
-        path, name, _ = (new or gone)[0]
-        if name == _HOOK:
-            raise InvalidValue(
-                f"hooks of {path}",
-                "changed",
-                "as they were placed",
-                where="placed module",
-                hint="Register hooks with the model before it is captured, or with the placed module itself.",
-            )
-        raise InvalidValue(
-            f"{path}.{name}" if path else name,
-            "replaced" if new and gone and gone[0][:2] == (path, name) else "new" if new else "gone",
-            "as it was placed",
-            where="placed module",
-            hint="Change the model, capture it again and place that: a placed module runs what was captured.",
-        )
+        changes = () if self._read.is_same() else self._read.differences()
+        for each in sorted(changes, key=lambda each: each.before is not None):  # what is new before what is gone
+            path, *hooks = re.split(r"(?:^|\.)_\w+_hooks\b", each.name)
+            if hooks and path:
+                raise InvalidValue(
+                    f"hooks of {path}",
+                    "changed",
+                    "as they were placed",
+                    where="placed module",
+                    hint="Register hooks with the model before it is captured, or with the placed module itself.",
+                )
+            if not hooks and any(isinstance(held, torch.Tensor | nn.Module) for held in (each.before, each.value)):
+                raise InvalidValue(
+                    each.name,
+                    "new" if each.before is None else "gone" if each.value is None else "replaced",
+                    "as it was placed",
+                    where="placed module",
+                    hint="Change the model, capture it again and place that: a placed module runs what was captured.",
+                )
+        self._read.accept()
 
     def _follow(self, state: Mapping[str, torch.Tensor]) -> None:
         """Takes over parameters and buffers that were replaced (`load_state_dict(assign=True)`, `module.to`).
@@ -261,21 +258,6 @@ def _set_as(copied: nn.Module, model: nn.Module) -> Iterator[None]:
         yield
     finally:
         before.restore()
-
-
-_HOOK = "a hook"
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-def _structure(modules: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, str, object]]:
-    """Children, names of tensors and hooks of modules; those of the root are called around it, as of any module."""
-    found: list[tuple[str, str, object]] = []
-    for path, each in modules:
-        tensors = (*each._parameters.items(), *each._buffers.items())
-        found += [(path, name, child) for name, child in each._modules.items()]
-        found += [(path, name, None) for name, tensor in tensors if tensor is not None]
-        found += [(path, _HOOK, key) for kind in _HOOKS if path for key in getattr(each, kind)]
-    return found
 
 
 def _slots(module: nn.Module, kind: str) -> list[list[Slot]]:

@@ -275,7 +275,7 @@ def _work(module: GraphModule) -> Iterator[tuple[Any, ...]]:
 
 
 MOST_VALUES = 20_000
-"""How many collections and objects are looked into, nearest first: an attribute may hold a whole data set."""
+"""How many collections and objects are looked into besides modules, nearest first: one may be a whole data set."""
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _STREAMS = (random.Random, np.random.Generator, np.random.RandomState, Iterator)
@@ -444,7 +444,7 @@ class PythonState:
         self._left = left = deque[tuple[str, object, bool]]((path, module, False) for path, module in modules)
         left.extend((kind.__name__, kind, False) for kind in self._kinds)
         left.extend(("", function, False) for function in functions)
-        while left and len(self._kept) < MOST_VALUES:
+        while left and len(self._kept) < MOST_VALUES + 20 * len(modules):  # these have 14 registries each
             name, value, is_registry = left.popleft()
             if isinstance(value, tuple):
                 left.extend((f"{name}[{index}]", item, False) for index, item in enumerate(value))
@@ -454,7 +454,8 @@ class PythonState:
             owner, has_attributes = self._entered(name, value)
             if owner is None or id(owner) in self._kept:
                 continue
-            self._kept[id(owner)] = kept = _Kept(name, owner, _copied(owner), has_attributes or is_registry)
+            prefix = "" if isinstance(owner, FunctionType) else name  # its variables have names of their own
+            self._kept[id(owner)] = kept = _Kept(prefix, owner, _copied(owner), has_attributes or is_registry)
             is_module = isinstance(value, nn.Module)
             for key, each in kept.items:
                 below = kept.below(key)
@@ -471,7 +472,12 @@ class PythonState:
     def names(self) -> set[str]:
         """Of all that it looks into, as a `Change` has them."""
         kept = [each for each in self._kept.values() if not isinstance(each.owner, type)]
-        below = {each.below(key) for each in self._kept.values() for key, _ in each.items}
+        below = {
+            each.below(key)
+            for each in self._kept.values()
+            for key, value in each.items
+            if not (isinstance(each.owner, type) and callable(value))
+        }
         return below | {each.name for each in kept} | {each.name for each in self._streams.values()}
 
     def changes(self) -> list[Change]:
@@ -580,12 +586,8 @@ def _is_installed(name: str | None) -> bool:
 
 
 def _attributes(kind: type) -> dict[str, Any]:
-    """The entries of a class besides methods, descriptors and those of Python itself."""
-    return {
-        key: value
-        for key, value in vars(kind).items()
-        if not key.startswith(("__", "_abc")) and not callable(value) and not hasattr(type(value), "__get__")
-    }
+    """The entries of a class besides those of Python itself."""
+    return {key: value for key, value in vars(kind).items() if not key.startswith(("__", "_abc"))}
 
 
 def _collection(value: object) -> tuple[Any, bool]:

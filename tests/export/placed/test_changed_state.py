@@ -139,6 +139,10 @@ CHANGES: dict[str, tuple[str, Change]] = {
         lambda given: given.model.second.register_forward_hook(lambda module, args, out: out * 2),
     ),
     "patched forward": ("forward", lambda given: setattr(given.model.second, "forward", lambda x: x[:, :3])),
+    "patched class": (
+        "Scaled.forward",
+        lambda given: given.patch("Scaled.forward", lambda self, x: self.second(self.first(x))),
+    ),
     "loss number": ("smoothing", lambda given: setattr(given.loss_fn, "smoothing", 0.5)),
     "loss class": ("Smoothed.temperature", lambda given: given.patch("Smoothed.temperature", 2.0)),
     "global": ("WEIGHT", lambda given: given.patch("WEIGHT", 2.0)),
