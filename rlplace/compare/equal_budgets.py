@@ -317,7 +317,7 @@ def _measured(
             recipes = {row.method: timer for row, timer in others if isinstance(timer, EagerRecipe)}
             best, most_s = plans[min(ran, key=ran.__getitem__)], JUDGING_S
             beside = {} if best.fingerprint == single.fingerprint else {"one device": single}
-            _, verdict = evaluator.judge(best, beside, recipes, step_s=float(np.mean([*ran.values()])), most_s=most_s)
+            _, verdict = evaluator.judge(best, beside, recipes, step_s=sum(ran.values()) / len(ran), most_s=most_s)
     timed, placed = iter(outcomes[len(plans) :]), dict(zip(plans, outcomes))
     measured = [
         row if row.plan is None or not row.ok else _timed(row, placed[row.plan.fingerprint], simulated_s=row.value_s)

@@ -420,6 +420,7 @@ class Origin:
         frozen: attributes that the step may change as Python does; placed steps leave them as they are.
         split: which ops are split into shards; None for a step whose ops are whole.
         is_checked: whether the step, and that of other shapes, is compared with plain PyTorch.
+        read: the Python state that the step reads, a `ReadState`; None where it is not compared.
     """
 
     model: torch.nn.Module
@@ -432,6 +433,7 @@ class Origin:
     frozen: tuple[str, ...] = ()
     split: SplitPlan | None = None
     is_checked: bool = True
+    read: Any = field(default=None, compare=False, repr=False)
 
     @property
     def target_names(self) -> tuple[str, ...]:

@@ -218,7 +218,7 @@ class _Check:
         return result
 
     def _drawn_call(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An op of the program; a draw is that of plain PyTorch, and of a slice its part, where it grows with the batch.
+        """An op of the program. A draw is that of plain PyTorch, and of a slice its part, where it grows with the batch.
 
         Equal seeds do not do: in another layout of memory, the same numbers come in another order.
         """

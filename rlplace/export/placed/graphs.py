@@ -1,5 +1,7 @@
 """`PlacedGraph`: one captured graph with its plan, bound to the workers of a host and to the state of a model.
 
+`ReadCheck`: compares the Python state that the trace of a graph read with that of now.
+
 Captures a model again as it was captured before: for other shapes, or for its forward alone.
 
 `carried_plan`: the plan of one graph of a model for another: other shapes, evaluation, the loss elsewhere.
@@ -12,8 +14,9 @@ its module, or with its inputs.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,13 +24,16 @@ import networkx as nx
 import numpy as np
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError, InvalidValue, RunnerError
 from rlplace.export.placed.model_state import PlacedState
-from rlplace.export.placed.step_arguments import HeldConstants, Index, InputCutter
+from rlplace.export.placed.step_arguments import HeldConstants, Index, InputCutter, layout
 from rlplace.graphs import OpGraph, capture
 from rlplace.graphs.capturing.capture import capture_step, checked
+from rlplace.graphs.capturing.constants import memory
+from rlplace.graphs.capturing.untouched import Change, ReadState
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Update
 from rlplace.measure import Host, Placement, Plan
@@ -35,6 +41,105 @@ from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
 from rlplace.measure.placement import check_is_placement
+from rlplace.records import Described
+
+_log = logging.getLogger(__name__)
+
+OFTEN, MOST_APART = 64, 1024
+"""State that changed without changing the graph is traced again at its next change; where this comes within so many
+steps, after 1, 2, 4, ... steps, at last after the second number of them."""
+
+
+class ReadCheck:
+    """Refuses steps whose trace would be another today, as the Python state that it reads has changed.
+
+    Args:
+        graph: as captured.
+        where: the kind of callable, for messages.
+    """
+
+    def __init__(self, graph: OpGraph, where: str = "placed step") -> None:
+        self._graph, self._where, self._harmless = graph, where, set[str]()
+        self._read: ReadState | None = require_program(graph).origin.read
+        self._number, self._last, self._apart = 0, -OFTEN, 1
+
+    def check(
+        self, again: Callable[[], OpGraph], constants: Mapping[int, torch.Tensor], free: Collection[str] = ()
+    ) -> None:
+        """Compares the state, and the graph where something has changed.
+
+        Args:
+            again: captures the step as it is now.
+            constants: of the graph, by op, which follow the user's.
+            free: names of entries that may change.
+
+        Raises:
+            InvalidValue: the step would be another one; names what has changed.
+        """
+        self._number += 1
+        if self._read is None or self._read.is_same():
+            return
+        changed, since = {each.name: each for each in self._read.differences(free)}, self._number - self._last
+        if not changed:
+            self._read.accept()
+        elif not changed.keys() <= self._harmless or since >= self._apart:
+            try:
+                graph = again()
+            except CaptureError as error:
+                raise self._refusal(changed) from error
+            if not _are_alike(self._graph, graph, constants):
+                raise self._refusal(changed)
+            self._apart = min(2 * self._apart, MOST_APART) if since < OFTEN else 1
+            self._read, self._last = require_program(graph).origin.read, self._number
+            self._harmless |= changed.keys()
+            _log.log(
+                logging.WARNING if since < OFTEN else logging.INFO,
+                "%s changed, which leaves the %s as it is. Its next value is looked at after %d steps: where it "
+                "matters, pass it as a tensor",
+                ", ".join(changed),
+                self._where,
+                self._apart,
+            )
+
+    def _refusal(self, changed: Mapping[str, Change]) -> InvalidValue:
+        names = sorted(changed, key=lambda name: name in self._harmless)
+        now, before = (
+            each
+            if isinstance(each, bool | int | float | str | tuple | None)
+            else Described(f"{a} {type(each).__name__}")
+            for a, each in (("another", changed[names[0]].value), ("a", changed[names[0]].before))
+        )
+        return InvalidValue(
+            names[0],
+            now,
+            f"{before!r}, as captured",
+            where=self._where,
+            hint=f"With {' and '.join(names)} as now, the step is another one. Call `recapture()` to go on with that; "
+            "what changes from step to step is passed as a tensor, among the inputs or targets.",
+        )
+
+
+def _are_alike(one: OpGraph, other: OpGraph, constants: Mapping[int, torch.Tensor]) -> bool:
+    """Whether two captures of a model compute the same; `constants` are those of the first, as they are now."""
+    before, now = require_program(one), require_program(other)
+    told = [repr((each.calls, each.views, each.result, each.gradients, each.input_gradients)) for each in (before, now)]
+    return (one.fingerprint, told[0]) == (other.fingerprint, told[1]) and all(
+        _is_equal(constants.get(op, source.held), now.sources[op].held)
+        for op, source in before.sources.items()
+        if source.held is not None
+    )
+
+
+def _is_equal(one: torch.Tensor, other: torch.Tensor | None) -> bool:
+    return (
+        other is not None
+        and layout(one) == layout(other)
+        and (isinstance(one, FakeTensor) or memory(one) == memory(other) or torch.equal(one, other))
+    )
+
+
+Call = tuple[tuple[Any, ...], dict[str, Any], tuple[torch.Tensor, ...]]
+"""Positional arguments, keyword arguments and targets."""
 
 
 class PlacedGraph:
@@ -66,8 +171,30 @@ class PlacedGraph:
         self.follow_state()
         self._constants = HeldConstants(graph, plan, self._residents, held=self._held)
         self._inputs = InputCutter(graph, {op for op, device in enumerate(self._devices) if device in self._held})
+        self._check = ReadCheck(graph)
         written = graph.tensor_op[graph.mutation_tensor]
         self._written = {op: position for op, position in self._inputs.positions.items() if op in written}
+
+    @property
+    def call(self) -> Call:
+        """The call that was captured."""
+        origin = require_program(self.graph).origin
+        return origin.args, origin.kwargs, origin.targets
+
+    def check(self, again: Callable[[], OpGraph], free: Collection[str]) -> None:
+        """Takes over constants that have changed, and checks that the step would not be another one today.
+
+        Args:
+            again: captures it as it is now.
+            free: names of Python state that may change.
+
+        Raises:
+            InvalidValue: a constant was changed that the capture read as a number, or Python state that it read.
+        """
+        with self._residents.settled():
+            if self._constants.follow():
+                self._step.load()
+        self._check.check(again, self._constants.now, free)
 
     def run(self, tensors: Sequence[torch.Tensor], number: int) -> Any:
         """The results of the step, as copies; its writes to inputs go to these tensors.
@@ -77,12 +204,10 @@ class PlacedGraph:
             number: of the step: random ops draw by it.
 
         Raises:
-            InvalidValue: another shape or dtype; or a constant was changed that the capture read as a number.
+            InvalidValue: another shape or dtype.
             RunnerError: an op failed.
         """
         with self._residents.settled():  # and so is what was done with parameters and gradients since the last step
-            if self._constants.follow():
-                self._step.load()
             is_updating = self._is_updating and self.state.gradients.asked.into is None
             self.state.follow(self._apart, is_updating=is_updating)
             for op, tensor in self._inputs.by_op(tensors):
@@ -109,10 +234,6 @@ class PlacedGraph:
         """Runs with the tensors that parameters of the state have now."""
         self._apart = self.state.share(self.graph, self.plan, self._residents)
         self._step.load()
-
-
-Call = tuple[tuple[Any, ...], dict[str, Any], tuple[torch.Tensor, ...]]
-"""Positional arguments, keyword arguments and targets."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from rlplace.export.placed.step_arguments import layout
 from rlplace.graphs import OpGraph, OptimizerSpec
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.optimizers import UpdateState, torch_optimizer
-from rlplace.graphs.program import Source, Update
+from rlplace.graphs.program import Program, Source, Update
 from rlplace.measure import Plan
 from rlplace.measure.execute.residents import GradientsOut, Residents
 
@@ -102,9 +102,7 @@ class PlacedState:
             for shard, part in zip(each.shards, each.parts, strict=True)
         }
         self._tied = _tied_names(model)
-        self.reached = tuple(
-            name for name in self.parameters if not program.gradients.keys().isdisjoint(self._keys.get(name, [name]))
-        )
+        self.reached = self._reached_by(program)
         self.gradients = GradientsOut()
         self._is_trained = {name: parameter.requires_grad for name, parameter in self.parameters.items()}
         self._layouts = {name: layout(parameter) for name, parameter in self.parameters.items()}
@@ -143,8 +141,22 @@ class PlacedState:
                 key = program.sources[residents.updated(op)].key
                 if key in moved:
                     raise other_shards(key)
-                residents.adopt(op, devices[op], self._updates[key])
+                residents.adopt(op, devices[op], self.begun(key, program.optimizer))
         return sorted(apart, key=lambda each: each[1].name)
+
+    def begun(self, key: str, optimizer: OptimizerSpec | None) -> UpdateState:
+        """The state of updates of a parameter: a new one where no graph has updated it so far, as in eager.
+
+        Raises:
+            InvalidValue: it is a shard, whose parameter as a whole has no such state.
+        """
+        spec = self.spec or optimizer
+        if key not in self._updates:
+            if key in self._parts or spec is None:
+                raise other_shards(key)
+            self._updates[key] = state = UpdateState(spec, self.tensor(key))
+            state.hold([self._residents.homed(tensor) for tensor in state.tensors])
+        return self._updates[key]
 
     @torch.no_grad()
     def follow(self, apart: list[tuple[torch.Tensor, Source]], *, is_updating: bool) -> None:
@@ -202,6 +214,11 @@ class PlacedState:
         self._bound = self._addresses() if now != before else now
         return now != before
 
+    def _reached_by(self, program: Program) -> tuple[str, ...]:
+        return tuple(
+            name for name in self.parameters if not program.gradients.keys().isdisjoint(self._keys.get(name, [name]))
+        )
+
     @property
     def spec(self) -> OptimizerSpec | None:
         """Options of the next update; None where no optimizer was captured."""
@@ -244,7 +261,7 @@ class PlacedState:
         return self._by_name[name].detach()
 
     @contextlib.contextmanager
-    def grad_filled(self, loss_scale: float) -> Iterator[None]:
+    def grad_filled(self, loss_scale: float, graph: OpGraph) -> Iterator[None]:
         """While active, a step adds gradients to `grad` of the parameters, as `loss.backward()` does.
 
         Parameters that no longer require a gradient get none. Hooks of the placed parameters run once the step is done.
@@ -252,9 +269,11 @@ class PlacedState:
 
         Args:
             loss_scale: gradients are those of the loss times this.
+            graph: of the step: others may reach other parameters.
         """
         self.show()
-        wanted = {name: self.parameters[name] for name in self.reached if self.parameters[name].requires_grad}
+        reached = self._reached_by(require_program(graph))
+        wanted = {name: self.parameters[name] for name in reached if self.parameters[name].requires_grad}
         with torch.no_grad():
             apart = {
                 name: each
@@ -474,6 +493,7 @@ class CapturedOptimizer:
         self._state.show(has_state=True)
         made = torch_optimizer(self.spec, list(self._state.parameters.values()))
         made.register_load_state_dict_post_hook(self._loaded)
+        made.register_step_pre_hook(lambda *_: self._show_state(made))  # of parameters that a later graph updates, too
         self._show_state(made)
         return made
 

@@ -10,6 +10,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, get_args
@@ -42,7 +43,7 @@ from rlplace.export.placed.step_arguments import Arguments
 from rlplace.files import parse_json, write_bytes_atomic
 from rlplace.graphs import OpGraph
 from rlplace.graphs.capturing.portable import original_of, uncompiled
-from rlplace.graphs.capturing.untouched import call_with
+from rlplace.graphs.capturing.untouched import call_with, dotted
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import LossVerdict, loss_of
 from rlplace.measure import Host, Placement, Plan, detect_host, resolve_host
@@ -126,6 +127,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
             self._first = PlacedGraph(graph, host, plan, self._crew, seed=seed)
         self._state, self._other_shapes = self._first.state, other_shapes
         self._flags = Flags.of(self._program.origin.model)  # graphs that are captured later have the same
+        self._modes = frozenset(dotted(path, "training") for path in self._flags.modes)
         self._graphs = {_key(self._arguments.captured, is_evaluation=False): self._first}
         optimizer = self._program.optimizer
         self._optimizer = None if optimizer is None else CapturedOptimizer(optimizer, self._state)
@@ -230,6 +232,22 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
             result = placed.run(tensors, -1 - self._num_evaluations)  # no step's number
             self._num_evaluations += 1
             return result
+
+    def recapture(self) -> None:
+        """Captures every graph in use again, so that steps take over Python state of model and loss that has changed.
+
+        This holds for attributes, globals, closures, and modes of submodules. The placement stays; ops that are new
+        are placed as those of other shapes. Parameters, buffers, optimizer state and counts of steps stay, too.
+
+        Raises:
+            CaptureError: the model cannot be captured as it is now; nothing has changed then.
+        """
+        with self._turn():
+            graphs = {key: self._captured(each.call, is_evaluation=bool(key[0])) for key, each in self._graphs.items()}
+            self._flags = self._flags_now
+            self._graphs = {key: self._placed(graph, self._graphs[key]) for key, graph in graphs.items()}
+            self._first = next(iter(self._graphs.values()))
+            self._program = require_program(self._first.graph)
 
     def train(self, mode: bool = True) -> NoReturn:
         """Always raises: the modes of a step are fixed at the capture.
@@ -370,6 +388,10 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
                 )
             if lacking := set(options) - spec.keys():
                 raise FileProblem(path, f"its optimizer lacks {min(lacking)!r}.")
+            names = {key.split(".", 2)[-1] for key in found.keys() - own.keys() if key.startswith("optimizer.")}
+            for name in names & self._state.parameters.keys():  # those that only graphs of other shapes update
+                self._state.begun(name, self._program.optimizer)
+            own = self._state.stored()
             kinds = {key: (each.dtype, tuple(each.shape)) for key, each in found.items()}
             for key in sorted(own.keys() | found.keys()):
                 pair = kinds.get(key), own[key].kind if key in own else None
@@ -475,7 +497,8 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
 
         Raises:
             CaptureError: the model cannot be captured for these shapes.
-            InvalidValue: a parameter was given another shape, layout, dtype or device.
+            InvalidValue: a parameter was given another shape, layout, dtype or device; or the graph is no longer the
+                step, as Python state or a constant was changed.
         """
         first, key = self._first, _key(tensors, is_evaluation=is_evaluation)
         for placed in self._graphs.values() if self._state.is_moved() else ():
@@ -483,21 +506,34 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         if key not in self._graphs:
             if not is_evaluation and self._other_shapes != "capture":
                 return None if self._other_shapes == "eager" else first  # it says what it expects
-            call = self._arguments.call(tensors)
-            again = (
-                captured_evaluation(first.graph, call)
-                if is_evaluation
-                else captured_again(first.graph, call, self._flags)
-            )
-            plan = carried_plan(first.graph, first.plan, again)
-            self._graphs[key] = PlacedGraph(again, self._host, plan, self._crew, self._state, seed=self._seed)
+            again = self._captured(self._arguments.call(tensors), is_evaluation=is_evaluation)
+            self._graphs[key] = self._placed(again, first)
             _log.info(
                 "captured %s of shapes %s: %d graphs share this placement",
                 "evaluation" if is_evaluation else "inputs",
                 key[1:],
                 len(self._graphs),
             )
-        return self._graphs[key]
+        placed, model = self._graphs[key], self._program.origin.model
+        is_switched = is_evaluation or model.training != self._flags.modes[""]
+        capture_now = partial(self._captured, placed.call, is_evaluation=is_evaluation)
+        placed.check(capture_now, self._modes if is_switched else ())
+        return placed
+
+    def _captured(self, call: Call, *, is_evaluation: bool) -> OpGraph:
+        if is_evaluation:
+            return captured_evaluation(self._first.graph, call)
+        return captured_again(self._first.graph, call, self._flags_now)
+
+    def _placed(self, graph: OpGraph, like: PlacedGraph) -> PlacedGraph:
+        plan = like.plan if graph.fingerprint == like.graph.fingerprint else carried_plan(like.graph, like.plan, graph)
+        return PlacedGraph(graph, self._host, plan, self._crew, self._state, seed=self._seed)
+
+    @property
+    def _flags_now(self) -> Flags:
+        """How the model is set now; where it is switched as a whole (`model.eval()`), a step keeps its own modes."""
+        now = Flags.of(self._program.origin.model).modes
+        return dataclasses.replace(self._flags, modes=now) if now[""] == self._flags.modes[""] else self._flags
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any, loss_scale: float | None = None) -> Any:
         """One step; with a scale of the loss, gradients are left in `grad` instead of updating."""
@@ -506,7 +542,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         if placed is None:
             result = self._run_eagerly(self._arguments.call(tensors), loss_scale)
         else:
-            with nullcontext() if loss_scale is None else self._state.grad_filled(loss_scale):
+            with nullcontext() if loss_scale is None else self._state.grad_filled(loss_scale, placed.graph):
                 result = placed.run(tensors, self.num_steps)
         self.num_steps += 1
         if self._program.is_training:

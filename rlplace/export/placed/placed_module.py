@@ -6,11 +6,13 @@ inputs of one kind, as a function that autograd knows.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import logging
+import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -20,12 +22,13 @@ from torch.utils import _pytree as pytree
 
 from rlplace import cuda
 from rlplace.errors import InvalidValue, RunnerError, UserError, check_known
-from rlplace.export.placed.graphs import Flags, carried_plan
+from rlplace.export.placed.graphs import Flags, ReadCheck, carried_plan
 from rlplace.export.placed.placed_model import host_of
 from rlplace.export.placed.step_arguments import HeldConstants, InputCutter, check_data, layout, own_entries
 from rlplace.graphs import BACKWARD, OpGraph
 from rlplace.graphs.capturing.capture import CapturedModule, capture_module
 from rlplace.graphs.capturing.portable import original_of
+from rlplace.graphs.capturing.untouched import PythonState, ReadState
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Ref
 from rlplace.measure import Host, Placement, Plan
@@ -67,6 +70,14 @@ class PlacedModule(nn.Module):
     def num_graphs(self) -> int:
         """Number of captured graphs: one for every kind of inputs, each in training and in evaluation."""
         return len(self._placed.graphs)
+
+    def recapture(self) -> None:
+        """Takes over attributes and other Python state that have changed: all graphs are captured again when needed.
+
+        The placement, parameters and buffers stay.
+        """
+        with self._placed.crew.turn(runs=False):
+            self._placed.graphs.clear()
 
     def close(self) -> None:
         """Waits for a running call of another thread, and ends all threads and processes of the module."""
@@ -111,7 +122,7 @@ class PlacedForward:
                 name = source.key if source.shard is None else source.shard.name
                 self.places.setdefault(name, torch_device(host.devices[int(plan.devices[op])]))
         self._modules = list(module.named_modules())
-        self._structure = _structure(self._modules)
+        self._read = ReadState(module, None)
         parameters, buffers = _slots(module, "_parameters"), _slots(module, "_buffers")
         self._trained = [slots[0] for slots in parameters]
         self._first = [slots[0] for slots in (*parameters, *buffers)]
@@ -139,10 +150,11 @@ class PlacedForward:
         autocast = torch.get_autocast_dtype(place) if torch.is_autocast_enabled(place) else None
         kind = (has_backward, differentiated, is_trained, modes, spec, autocast), tuple(map(_kind, leaves))
         self._follow(state)
-        if kind not in self.graphs:
+
+        def capture() -> CapturedModule:
             home = next((tensor.device for tensor in self._model.parameters()), torch.device("cpu"))
-            with torch.inference_mode(False), Flags.of(module).on(self._model):
-                captured = capture_module(
+            with torch.inference_mode(False), Flags.of(module).on(self._model), _set_as(module, self._model):
+                return capture_module(
                     self._model,
                     *pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to(home), (args, kwargs)),
                     has_backward=has_backward,
@@ -150,13 +162,17 @@ class PlacedForward:
                     frozen=self._frozen,
                     split=self._split,
                     check=self._is_checked,
+                    read=ReadState(module, None, self._frozen),
                 )
+
+        if kind not in self.graphs:
+            captured = capture()
             plan = carried_plan(self._graph, self._plan, captured.graph, last=backward_ops(captured.graph))
             self.graphs[kind] = ModuleGraph(captured, self._host, plan, self.crew, state, module, seed=self._seed)
             shown = (tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
             _log.info("captured %s: %d graphs share this placement", ", ".join(map(repr, shown)), len(self.graphs))
         self._number += 1
-        return self.graphs[kind].run(tensors, state, self._number - 1)
+        return self.graphs[kind].run(tensors, state, self._number - 1, capture)
 
     def _state(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers as the module has them now, by dotted name."""
@@ -169,30 +185,26 @@ class PlacedForward:
         Raises:
             InvalidValue: names the first.
         """
-        now = _structure(self._modules)
-        new, gone = (
-            [each for each in some if each not in others] if now != self._structure else []
-            for some, others in ((now, self._structure), (self._structure, now))
-        )
-        if not new and not gone:
-            self._structure = now  # perhaps in another order, which is no change
-            return
-        path, name, _ = (new or gone)[0]
-        if name == _HOOK:
-            raise InvalidValue(
-                f"hooks of {path}",
-                "changed",
-                "as they were placed",
-                where="placed module",
-                hint="Register hooks with the model before it is captured, or with the placed module itself.",
-            )
-        raise InvalidValue(
-            f"{path}.{name}" if path else name,
-            "replaced" if new and gone and gone[0][:2] == (path, name) else "new" if new else "gone",
-            "as it was placed",
-            where="placed module",
-            hint="Change the model, capture it again and place that: a placed module runs what was captured.",
-        )
+        changes = () if self._read.is_same() else self._read.differences()
+        for each in sorted(changes, key=lambda each: each.before is not None):  # what is new before what is gone
+            path, *hooks = re.split(r"(?:^|\.)_\w+_hooks\b", each.name)
+            if hooks and path:
+                raise InvalidValue(
+                    f"hooks of {path}",
+                    "changed",
+                    "as they were placed",
+                    where="placed module",
+                    hint="Register hooks with the model before it is captured, or with the placed module itself.",
+                )
+            if not hooks and any(isinstance(held, torch.Tensor | nn.Module) for held in (each.before, each.value)):
+                raise InvalidValue(
+                    each.name,
+                    "new" if each.before is None else "gone" if each.value is None else "replaced",
+                    "as it was placed",
+                    where="placed module",
+                    hint="Change the model, capture it again and place that: a placed module runs what was captured.",
+                )
+        self._read.accept()
 
     def _follow(self, state: Mapping[str, torch.Tensor]) -> None:
         """Takes over parameters and buffers that were replaced (`load_state_dict(assign=True)`, `module.to`).
@@ -233,19 +245,21 @@ class PlacedForward:
         return tensor if self.crew.heap is None else self.crew.heap.home(tensor)
 
 
-_HOOK = "a hook"
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-def _structure(modules: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, str, object]]:
-    """Children, names of tensors and hooks of modules; those of the root are called around it, as of any module."""
-    found: list[tuple[str, str, object]] = []
-    for path, each in modules:
-        tensors = (*each._parameters.items(), *each._buffers.items())
-        found += [(path, name, child) for name, child in each._modules.items()]
-        found += [(path, name, None) for name, tensor in tensors if tensor is not None]
-        found += [(path, _HOOK, key) for kind in _HOOKS if path for key in getattr(each, kind)]
-    return found
+@contextlib.contextmanager
+def _set_as(copied: nn.Module, model: nn.Module) -> Iterator[None]:
+    """While active, attributes of a model without tensors, modules and functions are those of its copy."""
+    before, copies = PythonState(model.named_modules()), dict(copied.named_modules())
+    try:
+        for path, module in model.named_modules():
+            vars(module).update(
+                (key, value)
+                for key, value in own_entries(vars(copies[path])).items()
+                if "_hooks" not in key
+                and not any(isinstance(each, torch.Tensor) or callable(each) for each in pytree.tree_leaves(value))
+            )
+        yield
+    finally:
+        before.restore()
 
 
 def _slots(module: nn.Module, kind: str) -> list[list[Slot]]:
@@ -328,6 +342,7 @@ class ModuleGraph:
         self._kept_inputs = [k for op, k in self._inputs.items() if int(graph.output_offsets[op]) in read_late]
         gradients = (*self._program.gradients.values(), *self._program.input_gradients.values())
         self._constants = HeldConstants(graph, plan, self._residents, model)
+        self._check = ReadCheck(graph, "placed module")
         self._late_sources = {int(graph.tensor_op[tensor]) for tensor in read_late}
         self._output_is_shared = self._shared(graph, self._program.result_refs, read_late)
         self._gradient_is_shared = self._shared(graph, gradients, set())
@@ -340,17 +355,28 @@ class ModuleGraph:
                 self._residents.adopt(op, int(self._plan.devices[op]), state[source.key].detach())
         self._step.load()
 
-    def run(self, tensors: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor], number: int) -> Any:
+    def run(
+        self,
+        tensors: Sequence[torch.Tensor],
+        parameters: Mapping[str, torch.Tensor],
+        number: int,
+        again: Callable[[], CapturedModule],
+    ) -> Any:
         """The result of the model, with a gradient where the model's own output has one.
 
         Args:
             tensors: inputs.
             parameters: by dotted name: those whose tensors were adopted.
             number: of the step: random ops draw by it.
+            again: captures it as it is now.
 
         Raises:
+            InvalidValue: Python state was changed that the capture read.
             RunnerError: an op failed.
         """
+        if self._constants.follow():
+            self._step.load()
+        self._check.check(lambda: again().graph, self._constants.now)
         shards = {
             op: shard.of(parameters[shard.name]).to(self._residents.place(int(self._plan.devices[op])))
             for op, shard in self._shards.items()
@@ -371,8 +397,6 @@ class ModuleGraph:
     ) -> tuple[list[torch.Tensor], Kept]:
         """Output tensors, which share no memory with anything else, and the tensors that `backward` needs."""
         given = self._placed({**{op: tensors[position] for op, position in self._inputs.items()}, **shards})
-        if self._constants.follow():
-            self._step.load()
         outputs, kept = self._step.run_first(given, number)
         return self._apart(outputs, self._output_is_shared), kept
 

@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import inspect
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from types import CellType, EllipsisType, FunctionType
 from typing import Any
@@ -25,7 +24,7 @@ from torch.utils import _pytree as pytree
 from rlplace.errors import InvalidValue, UserError
 from rlplace.graphs import OpGraph
 from rlplace.graphs.capturing.capture import as_targets, has_numbers
-from rlplace.graphs.capturing.constants import memory
+from rlplace.graphs.capturing.constants import memory, places_of
 from rlplace.graphs.capturing.untouched import modules_of_loss
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Origin
@@ -374,6 +373,11 @@ class HeldConstants:
         found = chain(*(each.places for each in self._all), *(each for _, each in self._folded))
         self._around = list({(id(each.holder), each.key): each for place in found for each in place.around}.values())
 
+    @property
+    def now(self) -> dict[int, torch.Tensor]:
+        """The constants by their ops, as the user holds them now."""
+        return {each.op: each.tensor for each in self._all}
+
     def tensors(self, ops: set[int]) -> list[torch.Tensor]:
         """The constants among `ops`, as the user holds them."""
         return [each.tensor for each in self._all if each.op in ops]
@@ -458,14 +462,9 @@ def own_entries(holder: Mapping[str, Any]) -> dict[str, Any]:
 
 def _named_by(loss_fn: Any) -> Iterator[_Place]:
     """Objects that a loss function names in its globals and closures."""
-    if not isinstance(loss_fn, FunctionType):
-        return
-    names = {step.argval for step in dis.get_instructions(loss_fn) if step.opname == "LOAD_GLOBAL"}
-    for name in sorted(names & loss_fn.__globals__.keys()):
-        yield _Place(name, loss_fn.__globals__, name, loss_fn.__globals__[name])
-    for name, cell in zip(loss_fn.__code__.co_freevars, loss_fn.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # nothing was assigned to it yet
-            yield _Place(name, cell, name, cell.cell_contents)
+    for name, holder, key in places_of(loss_fn) if isinstance(loss_fn, FunctionType) else ():
+        place = _Place(name, holder, key, None)
+        yield replace(place, value=place.now)
 
 
 def _filled(name: str, own: Any, followed: Any, around: tuple[_Place, ...], owner: object) -> Iterator[_Place]:

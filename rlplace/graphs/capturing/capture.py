@@ -25,7 +25,7 @@ from rlplace.graphs.capturing.lower import lower
 from rlplace.graphs.capturing.portable import original_of
 from rlplace.graphs.capturing.refusals import warn_of_hooks
 from rlplace.graphs.capturing.trace import AsModule, LossFn, Trace, are_tried, trace_once, trace_step
-from rlplace.graphs.capturing.untouched import check_frozen
+from rlplace.graphs.capturing.untouched import ReadState, check_frozen, recorded
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.micro_batching.cut_step import capture_micro_batches, fake_output
 from rlplace.graphs.micro_batching.loss_verdict import ASKED, judge_loss
@@ -192,7 +192,9 @@ def capture_step(origin: Origin, optimizer: OptimizerSpec | None) -> OpGraph:
         CaptureError: the model cannot be captured.
     """
     is_training = origin.loss_fn is not None
-    with torch.inference_mode(False), _uncollected():
+    read = ReadState(origin.model, origin.loss_fn, origin.frozen)
+    origin = dataclasses.replace(origin, read=read)
+    with torch.inference_mode(False), _uncollected(read):
         if origin.micro is not None:
             return capture_micro_batches(origin, optimizer)
         whole = (origin.args, origin.kwargs, origin.loss_fn, origin.targets)
@@ -356,13 +358,17 @@ def _check_targets(targets: tuple[torch.Tensor, ...], loss_fn: LossFn | None, kw
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """While active, Python looks for no cycles among the objects of the trace: all of them stay."""
-    was_enabled = gc.isenabled()
+def _uncollected(read: ReadState | None) -> Iterator[None]:
+    """While active, Python looks for no cycles among the objects of the trace: all of them stay.
+
+    What traces set themselves is free in the state that they read.
+    """
+    was_enabled, token = gc.isenabled(), recorded.set(read)
     gc.disable()
     try:
         yield
     finally:
+        recorded.reset(token)
         if was_enabled:
             gc.enable()
 
@@ -390,6 +396,7 @@ def capture_module(
     frozen: tuple[str, ...] = (),
     split: SplitPlan | None = None,
     check: bool = True,
+    read: ReadState | None = None,
 ) -> CapturedModule:
     """A forward and its backward; where no output has a gradient, the forward alone.
 
@@ -402,6 +409,7 @@ def capture_module(
         frozen: attributes that `forward` may change as Python does.
         split: which ops are split into shards, as far as they can be without the loss.
         check: whether it is compared with plain PyTorch, for any gradients of its outputs.
+        read: the Python state that later calls compare.
 
     Raises:
         CaptureError: the model cannot be captured, writes to its inputs, or reads in its backward a tensor that its
@@ -413,11 +421,12 @@ def capture_module(
         seeds = {k: torch.empty_like(output.detach()) for k, output in enumerate(outputs) if output.requires_grad}
     part = AsModule(tuple(seeds), differentiated) if seeds else None
     given = tuple(seeds.values())
-    trace = trace_step(model, args, kwargs, None, given, is_training=part is not None, part=part, frozen=frozen)
+    with _uncollected(read):
+        trace = trace_step(model, args, kwargs, None, given, is_training=part is not None, part=part, frozen=frozen)
     if split is not None:
         with contextlib.suppress(CaptureError):
             trace = split_trace(trace, split)
-    origin = Origin(model, args, kwargs, None, given, autocast=trace.autocast, is_checked=check)
+    origin = Origin(model, args, kwargs, None, given, autocast=trace.autocast, is_checked=check, read=read)
     graph = lower(trace, None, origin, is_training=part is not None)
     _check_writes(graph)
     return CapturedModule(checked(graph), tuple(seeds))

@@ -346,9 +346,9 @@ def forwards(model: nn.Module) -> Iterator[object]:
         yield from (value for value in vars(module).values() if callable(value) and not isinstance(value, nn.Module))
 
 
-def own_classes(modules: Iterable[nn.Module]) -> list[type]:
-    """The classes of modules, and those that these extend, that are the user's own."""
-    kinds = {kind: None for module in modules for kind in type(module).__mro__}
+def own_classes(values: Iterable[object]) -> list[type]:
+    """The classes of modules or other objects, and those that these extend, that are the user's own."""
+    kinds = {kind: None for value in values for kind in type(value).__mro__}
     return [kind for kind in kinds if kind.__module__.partition(".")[0] not in ("torch", "builtins", "abc", "typing")]
 
 
@@ -366,11 +366,11 @@ def _below(name: str, value: object) -> Iterator[Named]:
         yield name, value.__func__
     elif isinstance(value, types.FunctionType):
         if not str(value.__module__).startswith("torch."):
-            yield from _of_function(value)
+            yield from read_by(value)
     elif isinstance(value, _Cached):
         yield name, value.__wrapped__
     elif isinstance(value, (Tensor, np.ndarray, nn.Module, types.ModuleType)):
-        return  # of a module of Python's only what a function names in it, see `_of_function`
+        return  # of a module of Python's only what a function names in it, see `read_by`
     elif isinstance(attributes := getattr(value, "__dict__", None), dict):
         prefix = f"{name}." if name else ""
         yield from ((f"{prefix}{key}", item) for key, item in attributes.items() if not str(key).startswith("__"))
@@ -379,22 +379,33 @@ def _below(name: str, value: object) -> Iterator[Named]:
             yield name, call
 
 
-def _of_function(function: Callable[..., Any]) -> Iterator[Named]:
+def read_by(function: Callable[..., Any]) -> Iterator[Named]:
+    """The values of these, and those of its defaults, with the expressions that name them."""
+    for name, holder, key in places_of(function):
+        with contextlib.suppress(ValueError):  # nothing was assigned to it yet
+            yield name, holder.cell_contents if isinstance(holder, types.CellType) else holder[key]
+    positional = function.__code__.co_varnames[: function.__code__.co_argcount]
+    defaults = function.__defaults__ or ()
+    yield from zip(positional[len(positional) - len(defaults) :], defaults, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
+
+
+def places_of(function: Callable[..., Any]) -> Iterator[tuple[str, Any, str]]:
+    """The variables that a function reads from outside: its closure and its globals, also in modules of Python's.
+
+    Yields:
+        The expression that names it, then the cell of the closure, or the globals and the key there.
+    """
     code: types.CodeType = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # nothing was assigned to it yet
-            yield name, cell.cell_contents
+        yield name, cell, name
     loaded, attributes = _names(code)
     for name in filter(function.__globals__.__contains__, loaded):
         value = function.__globals__[name]
         if not isinstance(value, types.ModuleType):
-            yield name, value
+            yield name, function.__globals__, name
         elif not value.__name__.startswith(("torch", "numpy")):
-            yield from ((f"{name}.{other}", vars(value)[other]) for other in attributes if other in vars(value))
-    positional = code.co_varnames[: code.co_argcount]
-    defaults = function.__defaults__ or ()
-    yield from zip(positional[len(positional) - len(defaults) :], defaults, strict=True)
-    yield from (function.__kwdefaults__ or {}).items()
+            yield from ((f"{name}.{other}", vars(value), other) for other in attributes if other in vars(value))
 
 
 @functools.lru_cache(maxsize=1 << 14)

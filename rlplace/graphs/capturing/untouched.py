@@ -3,6 +3,8 @@
 `check_steps_alike`: refuses a step whose next one would be another, as Python state that it changes says.
 
 `PythonState`: entries of modules besides tensors of their own, and those that a run of `forward` changes.
+
+`ReadState`: these, and what the functions of a step read besides, to be compared before every later step.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ import operator
 import random
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Sized
+from contextvars import ContextVar
 from dataclasses import dataclass
-from types import FunctionType, GeneratorType, MethodType, ModuleType, SimpleNamespace
+from itertools import chain
+from types import CellType, FunctionType, GeneratorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,7 +34,7 @@ from torch.nn.utils import parametrize, stateless
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError, UnknownName
-from rlplace.graphs.capturing.constants import forwards, module_of, own_classes, referenced
+from rlplace.graphs.capturing.constants import forwards, module_of, own_classes, places_of, read_by, referenced
 from rlplace.graphs.program import tensors_in
 
 
@@ -46,7 +50,7 @@ def untouched(model: nn.Module, loss_fn: Callable[..., Any] | None = None) -> It
             graph would take for constants.
     """
     of_model, of_loss = list(model.named_modules()), modules_of_loss(model, loss_fn)
-    state = PythonState((*of_model, *of_loss), has_functions=True)
+    state = PythonState((*of_model, *of_loss), has_closures=True)
     # functions under `functools.lru_cache` that a model or its loss calls keep traces afterwards
     called = [value for _, value in referenced([*forwards(model), loss_fn])]
     caches = [(each, each.cache_info().misses) for each in called if isinstance(each, functools._lru_cache_wrapper)]
@@ -75,6 +79,11 @@ def untouched(model: nn.Module, loss_fn: Callable[..., Any] | None = None) -> It
             for path, module, name, value, version, was in held
             if value._version != version or module._buffers.get(name) is not value
         ]
+        if (read := recorded.get()) is not None:
+            read.free.update(
+                each.name.rpartition("[")[0] if each.is_growth and each.name.endswith("]") else each.name
+                for each in state.changes()
+            )
         state.restore()
         parametrize._cache = shared
         for cache, misses in caches:
@@ -315,12 +324,12 @@ def _work(module: GraphModule) -> Iterator[tuple[Any, ...]]:
 
 
 MOST_VALUES = 20_000
-"""How many collections and objects are looked into, nearest first: an attribute may hold a whole data set."""
+"""How many collections and objects are looked into besides modules, nearest first: one may be a whole data set."""
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _STREAMS = (random.Random, np.random.Generator, np.random.RandomState, Iterator)
-_OPAQUE = sys.stdlib_module_names | {"torch", "numpy"}
-"""Packages whose objects are not looked into: loggers, locks, generators."""
+_OPAQUE = sys.stdlib_module_names | {"torch", "numpy", "rlplace"}
+"""Packages whose objects are not looked into: loggers, locks, generators, placed steps."""
 
 
 @dataclass(frozen=True)
@@ -331,11 +340,13 @@ class Change:
         name: as the user writes it, `encoder.calls` or `encoder.stats['n']`.
         value: its value now; None where it is gone.
         is_growth: whether a collection has another number of values.
+        before: its earlier value; None where it is new.
     """
 
     name: str
     value: object
     is_growth: bool = False
+    before: object = None
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -354,8 +365,8 @@ class _Kept:
 
     @property
     def now(self) -> Any:
-        """The collection as it is; of a class, a copy of its attributes."""
-        return _attributes(self.owner) if isinstance(self.owner, type) else self.owner
+        """The collection as it is; of a class or a function, a copy of what it has or reads."""
+        return _copied(self.owner) if isinstance(self.owner, type | FunctionType) else self.owner
 
     def below(self, key: object) -> str:
         """The name of its entry under `key`."""
@@ -376,11 +387,11 @@ class _Kept:
             for key in {**before, **now}:
                 is_growth = key not in now or key not in before
                 if is_growth or not _alike(before[key], now[key]):
-                    yield Change(self.below(key), now.get(key), is_growth)
+                    yield Change(self.below(key), now.get(key), is_growth, before.get(key))
         elif len(now) != len(before):
-            yield Change(self.name, list(now), True)
+            yield Change(self.name, list(now), True, before)
         elif now != before if isinstance(now, set) else not all(map(_alike, before, now)):
-            yield Change(self.name, list(now))
+            yield Change(self.name, list(now), before=before)
 
     def restore(self) -> None:
         """Restores its earlier entries."""
@@ -469,43 +480,62 @@ class PythonState:
     Args:
         modules: with their paths.
         has_hooks: whether hooks of modules are part of it.
-        has_functions: whether what functions among the attributes, hooks for one, hold of their own is part of it.
+        has_closures: whether what functions among the attributes, hooks for one, hold of their own is part of it.
+        functions: where their variables are part of it: the first ones.
     """
 
     def __init__(
-        self, modules: Iterable[tuple[str, nn.Module]], *, has_hooks: bool = True, has_functions: bool = False
+        self,
+        modules: Iterable[tuple[str, nn.Module]],
+        *,
+        has_hooks: bool = True,
+        has_closures: bool = False,
+        functions: Iterable[object] = (),
     ) -> None:
+        self._has_closures = has_closures
         self._kept: dict[int, _Kept] = {}
         self._streams: dict[int, _Stream] = {}
         modules = list(modules)
-        kinds = own_classes(module for _, module in modules)
-        left: deque[tuple[str, object, bool]] = deque((path, module, False) for path, module in modules)
-        left.extend((kind.__name__, kind, False) for kind in kinds)
-        while left and len(self._kept) < MOST_VALUES:
+        self._kinds = own_classes(module for _, module in modules)
+        self._left = left = deque[tuple[str, object, bool]]((path, module, False) for path, module in modules)
+        left.extend((kind.__name__, kind, False) for kind in self._kinds)
+        left.extend(("", function, False) for function in functions)
+        while left and len(self._kept) < MOST_VALUES + 20 * len(modules):  # these have 14 registries each
             name, value, is_registry = left.popleft()
             if isinstance(value, tuple):
                 left.extend((f"{name}[{index}]", item, False) for index, item in enumerate(value))
                 continue
-            if has_functions and isinstance(value, (FunctionType, MethodType)):
-                left.extend((name, each, False) for each in _held_by(value))
+            if id(value) in self._kept:
                 continue
-            owner, has_attributes = (value, True) if isinstance(value, type) and value in kinds else _collection(value)
+            owner, has_attributes = self._entered(name, value)
             if owner is None or id(owner) in self._kept:
                 continue
-            self._kept[id(owner)] = kept = _Kept(name, owner, _copied(owner), has_attributes or is_registry)
+            prefix = "" if isinstance(owner, FunctionType) else name  # its variables have names of their own
+            self._kept[id(owner)] = kept = _Kept(prefix, owner, _copied(owner), has_attributes or is_registry)
             is_module = isinstance(value, nn.Module)
             for key, each in kept.items:
                 below = kept.below(key)
-                if isinstance(each, _STREAMS) and id(each) not in self._streams:
+                if isinstance(each, _STREAMS) and id(each) not in self._streams and not isinstance(self, ReadState):
                     self._streams[id(each)] = _Stream(below, owner, key, each)
                 if has_hooks or not is_module or "_hooks" not in key:
                     left.append((below, each, is_module and key in _REGISTRIES))
+
+    def _entered(self, name: str, value: object) -> tuple[Any, bool]:
+        """As `_collection` has it; what else belongs to the value is added to those that are left."""
+        if self._has_closures and isinstance(value, (FunctionType, MethodType)):
+            self._left.extend((name, each, False) for each in _held_by(value))
+        return (value, True) if isinstance(value, type) and value in self._kinds else _collection(value)
 
     @property
     def names(self) -> set[str]:
         """Of all that it looks into, as a `Change` has them."""
         kept = [each for each in self._kept.values() if not isinstance(each.owner, type)]
-        below = {each.below(key) for each in self._kept.values() for key, _ in each.items}
+        below = {
+            each.below(key)
+            for each in self._kept.values()
+            for key, value in each.items
+            if not (isinstance(each.owner, type) and callable(value))
+        }
         return below | {each.name for each in kept} | {each.name for each in self._streams.values()}
 
     def changes(self) -> list[Change]:
@@ -532,13 +562,100 @@ def _held_by(function: FunctionType | MethodType) -> Iterator[object]:
             yield cell.cell_contents
 
 
+recorded: ContextVar[ReadState | None] = ContextVar("recorded", default=None)
+"""While it is set, entries that a trace itself sets (a mask that is made once) become free in it."""
+
+_WRAPPERS = (functools.partial, MethodType, functools._lru_cache_wrapper, staticmethod, classmethod, property)
+_WRAPPED = ("__wrapped__", "__func__", "__self__", "func", "fget", "args", "keywords")
+
+
+class ReadState(PythonState):
+    """The Python state that a step reads, as it was when the step was traced.
+
+    Besides the state of modules, it is what their methods, the loss, and functions that these reach read of closures
+    and globals, and the classes and objects there. Code of installed packages is not looked into.
+
+    Args:
+        model: of the step.
+        loss_fn: likewise.
+        free: names of entries that may change.
+
+    Attributes:
+        free: these, and entries that the trace itself sets.
+    """
+
+    def __init__(self, model: nn.Module, loss_fn: Callable[..., Any] | None, free: Iterable[str] = ()) -> None:
+        self.free = {*free}
+        super().__init__((*model.named_modules(), *modules_of_loss(model, loss_fn)), functions=(loss_fn,))
+        owners = [each.owner for each in self._kept.values()]
+        self._variables = [
+            functools.partial(getattr, holder, "cell_contents")
+            if isinstance(holder, CellType)
+            else functools.partial(dict.get, holder, key)
+            for each in owners
+            if isinstance(each, FunctionType)
+            for _, holder, key in places_of(each)
+        ]
+        held = (vars(each) if isinstance(each, type) else each for each in owners if not isinstance(each, FunctionType))
+        self._collections = [each.values() if hasattr(each, "values") else each for each in held]
+        self.accept()
+
+    def accept(self) -> None:
+        """`is_same` compares with the state of now."""
+        self._empty = [each for each in self._collections if not each]  # most are: 11 of the hooks of every module
+        self._filled = [each for each in self._collections if each]
+        self._values = self._now()
+
+    def is_same(self) -> bool:
+        """Whether every entry is the object that it was; if not, `differences` tells whether it says the same."""
+        sizes, values = self._now()  # and no code of Python's in between: every value costs some 20 ns
+        return not any(self._empty) and sizes == self._values[0] and all(map(operator.is_, values, self._values[1]))
+
+    def _now(self) -> tuple[list[int], list[object]]:
+        try:
+            values = chain(chain.from_iterable(self._filled), map(operator.call, self._variables))
+            return [*map(len, self._filled)], [*values]
+        except (ValueError, RuntimeError):  # a variable is gone; another thread changes a collection
+            return [-1], []
+
+    def differences(self, free: Collection[str] = ()) -> list[Change]:
+        """Entries that now say something else than in the trace; tensors for tensors aside, which steps follow.
+
+        Args:
+            free: names of further entries that may change.
+        """
+        return [
+            each
+            for each in self.changes()
+            if each.name not in free and not _is_free(each.name, self.free)
+            if not (isinstance(each.value, Tensor) and isinstance(each.before, Tensor))
+        ]
+
+    def _entered(self, name: str, value: object) -> tuple[Any, bool]:
+        owner, has_attributes = _collection(value)
+        more: list[Any] = own_classes([value]) if has_attributes else []
+        if isinstance(value, _WRAPPERS):
+            more = [getattr(value, each, None) for each in _WRAPPED]
+        elif isinstance(value, FunctionType | type) and (value in self._kinds or not _is_installed(value.__module__)):
+            owner, has_attributes = value, True
+            held = (*value.__bases__, *vars(value).values()) if isinstance(value, type) else ()
+            more = [each for each in held if isinstance(each, (type, FunctionType, *_WRAPPERS))]
+        self._left.extend((each.__name__ if isinstance(each, type) else "", each, False) for each in more)
+        # a larger collection is data
+        return (None if isinstance(owner, Sized) and len(owner) > MOST_VALUES else owner), has_attributes
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _is_installed(name: str | None) -> bool:
+    """Whether a module of Python's comes with a package, whose code and globals nobody changes."""
+    return str(name).partition(".")[0] in _OPAQUE or "-packages" in str(
+        vars(sys.modules.get(str(name), sys)).get("__file__")
+    )
+
+
 def _attributes(kind: type) -> dict[str, Any]:
-    """The entries of a class besides methods, descriptors and those of Python itself."""
-    return {
-        key: value
-        for key, value in vars(kind).items()
-        if not key.startswith(("__", "_abc")) and not callable(value) and not hasattr(type(value), "__get__")
-    }
+    """The entries of a class besides those of Python itself."""
+    return {key: value for key, value in vars(kind).items() if not key.startswith(("__", "_abc"))}
 
 
 def _collection(value: object) -> tuple[Any, bool]:
@@ -558,8 +675,8 @@ def _collection(value: object) -> tuple[Any, bool]:
 
 
 def _copied(owner: Any) -> Any:
-    if isinstance(owner, type):
-        return _attributes(owner)
+    if isinstance(owner, type | FunctionType):
+        return _attributes(owner) if isinstance(owner, type) else dict(read_by(owner))
     return dict(owner) if isinstance(owner, dict) else set(owner) if isinstance(owner, set) else list(owner)
 
 

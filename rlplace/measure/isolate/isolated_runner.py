@@ -262,7 +262,7 @@ class IsolatedRunner:
         self._packed = packed_setup(problem, seed=seed, memory_limit_bytes=memory_limit_bytes)
         self._has_model = True
         try:
-            self._packed.add(require_program(problem.graph).origin)
+            self._packed.add(dataclasses.replace(require_program(problem.graph).origin, read=None))
         except Exception:  # then plain PyTorch runs in this process, beside placements in the worker
             self._has_model = False
         try:

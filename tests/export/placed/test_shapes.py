@@ -18,6 +18,7 @@ from torch.nn import functional
 from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.export import PlacedModel, check_export
 from rlplace.graphs import OptimizerSpec, capture
+from rlplace.graphs.optimizers import torch_optimizer
 from rlplace.measure import Problem
 
 
@@ -281,3 +282,72 @@ def test_a_state_without_a_count_of_evaluations_loads(tmp_path: Path) -> None:
         save_file(tensors, path, metadata={"rlplace": json.dumps({**told, "num_steps": 4})})
         step.load(path)
         assert step.num_steps == 4
+
+
+class ByLength(nn.Module):
+    """Layers that only some lengths use."""
+
+    def __init__(self, uses: dict[str, tuple[int, ...]]) -> None:
+        super().__init__()
+        self.uses = uses
+        self.layers = nn.ModuleDict({name: nn.Linear(6, 3) for name in uses})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.layers[name](x) for name, sizes in self.uses.items() if len(x) in sizes]).sum(0)
+
+
+USES = {
+    "more later": {"a": (5, 3, 2), "b": (3,)},
+    "fewer later": {"a": (5, 3, 2), "b": (5,)},
+    "others": {"a": (5,), "b": (3,), "c": (2,), "d": (5, 3)},
+}
+SIZES = (5, 3, 5, 2, 3, 5)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw"])
+@pytest.mark.parametrize("uses", USES)
+def test_parameters_that_only_some_shapes_use_are_updated_by_these_alone(
+    uses: str, optimizer: str, tmp_path: Path
+) -> None:
+    """As in eager, where a parameter without a gradient is skipped; and so after a load into a new step."""
+    torch.manual_seed(0)
+    model = ByLength(USES[uses]).double()
+    eager, spec = twin(model), OptimizerSpec(optimizer, lr=0.1)
+    stepper = torch_optimizer(spec, list(eager.parameters()))
+    if optimizer == "momentum":  # PyTorch's fused one takes no parameters that begin later
+        stepper = torch.optim.SGD(eager.parameters(), lr=0.1, momentum=spec.momentum)
+    with placed(captured(model, spec)) as step, placed(captured(model, spec)) as other:
+        for size in SIZES:
+            ((x, labels),) = batches(1, size, seed=size)
+            torch.testing.assert_close(step(x, targets=labels), eager_step(eager, stepper, x, labels))
+        assert_same_state(step.state_dict(), eager.state_dict())
+        step.save(tmp_path / "state")
+        other.load(tmp_path / "state")
+        for size in SIZES:
+            ((x, labels),) = batches(1, size, seed=size)
+            torch.testing.assert_close(other(x, targets=labels), eager_step(eager, stepper, x, labels))
+        assert_same_state(other.state_dict(), eager.state_dict())
+
+
+@pytest.mark.parametrize("has_optimizer", [False, True])
+@pytest.mark.parametrize("uses", USES)
+def test_gradients_are_those_of_the_parameters_that_a_shape_uses(uses: str, has_optimizer: bool) -> None:
+    torch.manual_seed(0)
+    model = ByLength(USES[uses]).double()
+    eager = twin(model)
+    stepper = torch.optim.AdamW(eager.parameters(), lr=1e-3)
+    with placed(captured(model, "adamw" if has_optimizer else None)) as step:
+        optimizer = step.optimizer if has_optimizer else torch.optim.AdamW(list(step.parameters()), lr=1e-3)
+        for size in SIZES:
+            ((x, labels),) = batches(1, size, seed=size)
+            step.zero_grad()
+            step.backward(x, targets=labels)
+            stepper.zero_grad()
+            functional.cross_entropy(eager(x), labels).backward()
+            for (name, found), expected in zip(step.named_parameters(), eager.parameters(), strict=True):
+                assert (found.grad is None) == (expected.grad is None), name
+                if found.grad is not None:
+                    torch.testing.assert_close(found.grad, expected.grad, msg=name)
+            optimizer.step()
+            stepper.step()
+        assert_same_state(step.state_dict(), eager.state_dict())
