@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs.opgraph import OpGraph
@@ -68,7 +67,7 @@ def run_graph(graph: OpGraph) -> StepResult:
         for op, source in program.sources.items()
         if source.kind in ("parameter", "buffer")
     }
-    return StepResult(pytree.tree_map_only(Ref, read, program.result), gradients, state)
+    return StepResult(program.returned(read), gradients, state)
 
 
 def require_program(graph: OpGraph) -> Program:

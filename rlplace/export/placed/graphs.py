@@ -29,7 +29,7 @@ from rlplace.export.placed.step_arguments import HeldConstants, Index, InputCutt
 from rlplace.graphs import OpGraph, capture
 from rlplace.graphs.capturing.capture import capture_step
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.program import Origin, Update
+from rlplace.graphs.program import Origin, Update, closed, opened
 from rlplace.measure import Host, Placement, Plan
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import PlacedStep
@@ -98,7 +98,7 @@ class PlacedGraph:
         with torch.no_grad():
             for op, position in self._written.items():
                 tensors[position].copy_(self._residents.tensor(op, self._devices[op]))
-            return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.clone(), self._step.result)
+            return closed(pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, opened(self._step.result)))
 
     @property
     def reads(self) -> tuple[tuple[Index, ...], ...]:

@@ -27,7 +27,7 @@ from rlplace.graphs import OpGraph
 from rlplace.graphs.capturing.portable import uncompiled
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.optimizers import torch_optimizer
-from rlplace.graphs.program import MicroBatches, loss_of
+from rlplace.graphs.program import MicroBatches, closed, loss_of, opened
 from rlplace.measure.execute.device_threads import Worker
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.timing.race import Timer
@@ -310,10 +310,10 @@ def run_in_micro_batches(
 
 def _joined(outputs: Sequence[Any], dims: Sequence[int | None]) -> Any:
     """The outputs of micro-batches as one: tensors joined where they grow with the batch, else those of the first."""
-    leaves, spec = pytree.tree_flatten(outputs[0])
-    others = [pytree.tree_leaves(each) for each in outputs]
+    others = [pytree.tree_leaves(each) for each in map(opened, outputs)]
+    leaves, spec = pytree.tree_flatten(opened(outputs[0]))
     places = [position for position, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     for position, dim in zip(places, dims, strict=True):
         if dim is not None:
             leaves[position] = torch.cat([each[position] for each in others], dim)
-    return pytree.tree_unflatten(leaves, spec)
+    return closed(pytree.tree_unflatten(leaves, spec))
