@@ -510,17 +510,15 @@ def _fake_grouped_mm(
     Offsets say where the groups end, among rows (2-D, 3-D), columns (3-D, 2-D) or what is summed (2-D, 2-D); (3-D, 3-D)
     has none, and is one product for each group.
     """
-    kinds = (torch.bfloat16, torch.float32, torch.float16)
-    if one.dtype not in kinds or other.dtype != one.dtype:
-        raise TypeError(f"grouped_mm takes two tensors of one dtype among {kinds}, got {one.dtype} and {other.dtype}")
-    if offs is not None and one.dim() == other.dim():
-        shape = (*offs.shape, one.shape[0], other.shape[1])
-    else:
-        shape = (*one.shape[:-1], other.shape[-1]) if offs is None else (one.shape[-2], other.shape[-1])
-    items = ROW_BYTES // one.element_size()
-    for matrix in (one, other):
-        if min(matrix.stride()[-2:]) != 1 or max(matrix.stride()[-2:]) % items:
-            raise ValueError(f"grouped_mm takes rows of a multiple of {items} items, got strides {matrix.stride()}")
+    kinds, items = (torch.bfloat16, torch.float32, torch.float16), ROW_BYTES // one.element_size()
+    steps = [sorted(matrix.stride()[-2:]) for matrix in (one, other)]
+    if one.dtype not in kinds or one.dtype != other.dtype or any(least != 1 or most % items for least, most in steps):
+        raise TypeError(
+            f"grouped_mm takes two tensors of one dtype among {kinds}, in rows of a multiple of {items} items; got "
+            f"{one.dtype} and {other.dtype} with strides {one.stride()} and {other.stride()}"
+        )
+    groups = () if one.dim() != other.dim() else one.shape[:-2] if offs is None else offs.shape
+    shape = (*groups, one.shape[-2], other.shape[-1])
     row = shape[-1] if torch.version.hip else -(-shape[-1] // items) * items
     with mode:
         return torch.empty_strided(
