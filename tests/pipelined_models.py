@@ -27,13 +27,17 @@ class Skipping(nn.Module):
         self.gate = nn.Linear(width, width)
         self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
         self.twice = nn.Linear(width, width)
+        self.frozen, self.unused = nn.Parameter(torch.full((width,), 0.9), requires_grad=False), nn.Linear(2, 2)
+        self.register_buffer("offset", torch.full((width,), 0.1))
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("passing", torch.zeros(width), persistent=False)
 
     def forward(self, late: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         x = self.words(rows)
         with torch.no_grad():
             shift = x.mean(dim=1, keepdim=True)
         scale = torch.sigmoid(self.gate(x - shift)).T.contiguous().T  # sent, and not contiguous
-        x = self.twice(x)
+        x = self.twice(x) * self.frozen + self.offset + self.passing
         for block in self.blocks:
             x = block(x, scale)
         x = self.twice(x) + late

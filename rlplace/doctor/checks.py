@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import Distribution
 from itertools import combinations, pairwise, permutations
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 from rlplace import __version__
 from rlplace.doctor.machines import MACHINES
 from rlplace.doctor.system import Check, Finding, System, first_of
+from rlplace.measure.hosts.control_groups import cpu_quota, memory_limit_bytes
 from rlplace.measure.hosts.nodes import under_torchrun
 from rlplace.process_settings import SPIN_COUNT
 from rlplace.say import counted, format_bytes, format_seconds
@@ -327,7 +328,7 @@ ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
 
 def check_cores(system: System) -> Finding:
     """How many cores this process may use, and for how much of the time."""
-    usable, cores, quota = len(system.usable_cores()), system.num_cores() or 0, cpu_quota(system)
+    usable, cores, quota = len(system.usable_cores()), system.num_cores() or 0, cpu_quota(system.root)
     model = re.search(r"^model name\s*:\s*(.+)$", system.read("proc/cpuinfo"), flags=re.MULTILINE)
     is_capped = quota is not None and quota < usable
     limit = f"; a control group allows the time of {quota:g}" if is_capped else ""
@@ -335,7 +336,7 @@ def check_cores(system: System) -> Finding:
         "cores",
         f"{usable} of {cores or 'an unknown number of'} logical cores may be used"
         f"{f', {model[1]}' if model else ''}{limit}",
-        (is_capped, "warn", f"raise the container's CPU limit, or use --host cores:{max(int(quota or 0), 1)}"),
+        (is_capped, "warn", f"raise the container's CPU limit: a host has {max(int(quota or 0), 1)} of the cores"),
         (
             usable < 2 and not under_torchrun(),
             "warn",
@@ -390,10 +391,10 @@ def check_memory(system: System) -> Finding:
     if "MemTotal" not in told or "MemAvailable" not in told:
         return Finding("memory", "ok", "not told by this system")
     total_bytes, available_bytes = (int(told[name]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    limit_bytes = memory_limit_bytes(system) or total_bytes
+    limit_bytes = memory_limit_bytes(system.root) or total_bytes
     is_limited = limit_bytes < total_bytes
     limit = f"; a control group allows {format_bytes(limit_bytes)}" if is_limited else ""
-    remedy = "rlplace counts on the machine's memory: raise the limit, or lower `memory_bytes` in a host file"
+    remedy = "raise the limit for larger models: the memory of a host's cores is this much"
     return first_of(
         "memory",
         f"{format_bytes(available_bytes)} available of {format_bytes(total_bytes)}{limit}",
@@ -443,52 +444,6 @@ def check_malloc(system: System) -> Finding:
 
 def _settings(system: System, names: Sequence[str]) -> str:
     return ", ".join(f"{name} {system.environ.get(name, 'not set')}" for name in names)
-
-
-MOUNT = "sys/fs/cgroup"
-LARGEST_LIMIT_BYTES = 1 << 60
-"""A limit above this is none: version 1 has no other word for it."""
-
-
-def cpu_quota(system: System) -> float | None:
-    """How many cores' time this process gets; None: as much as there is."""
-    # version 2: "QUOTA PERIOD" in microseconds, or "max PERIOD"; version 1: a file for each, -1 for no quota
-    limits: list[Sequence[str]] = [limit.split() for limit in _values(system, "", "cpu.max")]
-    limits += zip(_values(system, "cpu", "cpu.cfs_quota_us"), _values(system, "cpu", "cpu.cfs_period_us"))
-    shares = (int(quota) / int(period) for quota, period in limits if quota != "max" and int(quota) > 0)
-    return min(shares, default=None)
-
-
-def memory_limit_bytes(system: System) -> int | None:
-    """The most memory that this process may use; None: as much as there is."""
-    words = [*_values(system, "", "memory.max"), *_values(system, "memory", "memory.limit_in_bytes")]
-    limits = (int(word) for word in words if word != "max")
-    return min((limit for limit in limits if limit < LARGEST_LIMIT_BYTES), default=None)
-
-
-def _values(system: System, controller: str, name: str) -> list[str]:
-    """The values of that file in this process's group and in every group above it: the tightest counts.
-
-    Args:
-        system: where to look.
-        controller: of version 1; empty for version 2, which has one tree for all.
-        name: of the file.
-    """
-    found = (system.read(f"{MOUNT}/{controller}/{folder}/{name}") for folder in _groups(system, controller))
-    return [value for value in found if value]
-
-
-def _groups(system: System, controller: str) -> list[str]:
-    """Folders of this process's group and of all above it, below the mount.
-
-    In a container the path may be that outside of it: then only the mount itself is found, which is the right one.
-    """
-    for line in system.read("proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controller in controllers.split(","):
-            group = PurePosixPath(path.lstrip("/"))
-            return [str(folder) for folder in (group, *group.parents)]
-    return ["."]
 
 
 GET_TORCH = "install the PyTorch build for your GPUs: https://pytorch.org/get-started/locally"

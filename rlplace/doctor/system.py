@@ -21,6 +21,7 @@ from timeit import Timer
 from typing import Any, Literal
 
 import rlplace
+from rlplace.measure.hosts.control_groups import small_file
 from rlplace.measure.timing.threads import usable_cores
 
 Verdict = Literal["ok", "warn", "fail"]
@@ -164,10 +165,7 @@ class System:
 
     def read(self, path: str) -> str:
         """A small file of the system, stripped; empty where there is none or it cannot be read."""
-        try:
-            return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
-        except OSError:
-            return ""
+        return small_file(self.root / path)
 
     def installed(self, package: str) -> importlib.metadata.Distribution | None:
         """The metadata of a package; None where it is not installed."""

@@ -212,6 +212,7 @@ def exported(request: ExportRequest) -> Exported:
     ratio = modules.step_time_s / ops.step_time_s if ops.ok and modules.ok else None
     figures: dict[str, Any] = {
         "device_map": entries,
+        "main_device": next(iter(entries.values())),
         "inputs": _shapes(problem),
         "projection": {
             "op_step_s": ops.step_time_s,
@@ -228,7 +229,7 @@ def exported(request: ExportRequest) -> Exported:
         f"the whole model is on {_called(entries[''])}" if "" in entries else f"{len(entries)} entries: {counts}",
         _projected(ops, modules, projection, ratio),
         *(_held(each) for each in memory if each.peak_bytes > each.context_bytes),
-        *_warnings(memory, modules, projection, places, entries),
+        *_warnings(memory, modules, places, entries),
     )
     say("\n".join(lines))
     return Exported(json.dumps(entries, indent=2) + "\n", figures)
@@ -281,7 +282,6 @@ def _held(memory: DeviceMemory) -> str:
 def _warnings(
     memory: Sequence[DeviceMemory],
     modules: Measurement,
-    projection: Projection,
     places: Sequence[Place],
     entries: dict[str, Place],
 ) -> Iterator[str]:
@@ -300,13 +300,9 @@ def _warnings(
             "warning: with GPUs beside it, `cpu` in a device map means that weights wait in RAM and are computed with "
             "on the main GPU, which is not what was simulated; `--exclude '*=cpu'` keeps modules off it"
         )
-    number = projection.classes.inputs_class
-    place = CPU if number < 0 else places[int(projection.class_device[number])]
-    if place not in (CPU, min((each for each in entries.values() if each != CPU), default=CPU)):
-        yield (
-            f"dispatch it with `main_device={place}`: ops or tensors of the model's root are there, with the step's "
-            "inputs"
-        )
+    main = next(iter(entries.values()))
+    if main != CPU and len(set(entries.values())) > 1:
+        yield f"dispatch it with `main_device={main}`: the step's inputs, and what the model's root reads with them"
 
 
 DEVICE_MAP = ExportFormat("device_map.json", "a Hugging Face device map", exported, options=("cache_tokens",))

@@ -41,7 +41,7 @@ from rlplace.files import write_text_atomic
 from rlplace.graphs import Grouping, OpGraph
 from rlplace.graphs.capturing.capture import capture_step
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.program import Call, LossByName, Origin
+from rlplace.graphs.program import Call, LossByName, Origin, opened, tensors_in
 from rlplace.graphs.random_streams import DrawKey, Streams, seeded
 from rlplace.measure import Host, Placement, Plan, Problem, resolve_host
 from rlplace.measure.execute.device_threads import torch_device
@@ -534,7 +534,7 @@ def _difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
 
 def _tensors(output: Any) -> list[torch.Tensor]:
     """The tensors among a model's outputs, which may hold None and plain constants too."""
-    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    return tensors_in(opened(output))
 
 
 def _drawing(graph: OpGraph) -> dict[DrawKey, list[int]]:

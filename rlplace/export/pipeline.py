@@ -375,7 +375,7 @@ DIMS = {dims}  # the dimension of the batch of each input, then each target; Non
 {stages}
 
 def main(steps: int, save: Path | None) -> None:
-    """Trains for a number of steps; every stage then writes the parameters that it trained."""
+    """Trains for a number of steps; every stage then writes its part of the model's `state_dict`."""
     dist.init_process_group(dist.get_default_backend_for_device(DEVICES[0]))
     rank = dist.get_rank()
     if dist.get_world_size() != len(DEVICES):
@@ -413,15 +413,22 @@ def main(steps: int, save: Path | None) -> None:
             print(number, float(torch.stack(losses).detach().{reduce}()), flush=True)
     if save is not None:
         save.mkdir(parents=True, exist_ok=True)
-        named = ((name, p) for name, p in module.named_parameters() if p.grad is not None)  # else not its own
-        save_file({{name_in_model(name): p.detach().cpu() for name, p in named}}, save / f"stage{{rank}}.safetensors")
+        own = {{name_in_model(name): each for name, each in (*module.named_parameters(), *module.named_buffers())}}
+        names: list[list[str]] = [[] for _ in DEVICES]
+        dist.all_gather_object(names, list(own))
+        whole_state = workload.model.state_dict(keep_vars=True)  # as at first; a weight of two names is one tensor
+        held = {{id(whole_state[name]) for each in names for name in each if name in whole_state}}
+        if rank == 0:  # also what no stage reads
+            own |= {{name: each for name, each in whole_state.items() if id(each) not in held}}
+        state = {{name: each.detach().cpu().clone() for name, each in own.items() if name in whole_state}}
+        save_file({{name: each.contiguous() for name, each in state.items()}}, save / f"stage{{rank}}.safetensors")
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--save", type=Path, help="a folder for the parameters, a file for each stage")
+    parser.add_argument("--save", type=Path, help="a folder for the model's state, a file for each stage")
     options = parser.parse_args()
     main(options.steps, options.save)
 '''

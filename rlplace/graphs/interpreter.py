@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs.opgraph import OpGraph
@@ -103,7 +102,7 @@ def run_graph(
         for op, source in program.sources.items()
         if source.kind in ("parameter", "buffer")
     }
-    return StepResult(pytree.tree_map_only(Ref, read, program.result), gradients, state, inputs)
+    return StepResult(program.returned(read), gradients, state, inputs)
 
 
 def require_program(graph: OpGraph) -> Program:

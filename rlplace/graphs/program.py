@@ -10,9 +10,10 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import UnknownName, refuse_if
@@ -486,6 +487,10 @@ class Program:
         """The `Ref` leaves of `result`, in order."""
         return tuple(leaf for leaf in pytree.tree_leaves(self.result) if isinstance(leaf, Ref))
 
+    def returned(self, read: Callable[[Ref], Any]) -> Any:
+        """What a step returns, its tensors made by `read`."""
+        return closed(pytree.tree_map_only(Ref, read, self.result))
+
     def base(self, ref: Ref) -> int:
         """The tensor whose memory `ref` shows."""
         return ref.id if ref.id < self.num_tensors else self.views[ref.id - self.num_tensors].base
@@ -506,6 +511,54 @@ def with_tensors(value: Any) -> tuple[list[torch.Tensor], Callable[[Iterable[tor
         return pytree.tree_unflatten([next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec)
 
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], filled
+
+
+CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, type)
+"""What a step may return besides tensors: every step returns the same."""
+
+
+class Opened(NamedTuple):
+    """An object among results as its parts, which may hold tensors: a cache of keys and values, a dataclass."""
+
+    kind: type
+    """Its class."""
+    attributes: dict[str, Any]
+    """Opened themselves."""
+
+
+def opened(value: Any) -> Any:
+    """Nested values, with objects that are no more than their attributes as `Opened`."""
+
+    def open_one(leaf: Any) -> Any:
+        attributes = None if isinstance(leaf, (torch.Tensor, nn.Module)) else _attributes(leaf)
+        return leaf if attributes is None else Opened(type(leaf), opened(attributes))
+
+    return pytree.tree_map(open_one, value)
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """The attributes of an object that copying would take for the whole of it; None for another ."""
+    kind, as_usual = type(value), ("__reduce_ex__", "__reduce__", "__getstate__")
+    try:
+        object.__new__(kind)
+    except TypeError:
+        return None
+    is_plain = all(getattr(kind, name) is getattr(object, name) for name in as_usual)
+    attributes = value.__getstate__() if is_plain and not hasattr(kind, "__setstate__") else None
+    return attributes if isinstance(attributes, dict) else None
+
+
+def closed(value: Any) -> Any:
+    """The values that `opened` took apart: new objects with the same attributes."""
+
+    def close_one(each: Any) -> Any:
+        if isinstance(each, Opened):
+            made: Any = object.__new__(each.kind)
+            vars(made).update(closed(each.attributes))
+            return made
+        return each
+
+    return pytree.tree_map(close_one, value, is_leaf=lambda each: isinstance(each, Opened))
 
 
 def loss_of(returned: Any) -> Any:

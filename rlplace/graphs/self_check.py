@@ -36,7 +36,7 @@ from rlplace.graphs.micro_batching.dependence import (
 )
 from rlplace.graphs.micro_batching.slices import run_in_micro_batches
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.graphs.program import Call, Slicing, loss_of, tensors_in, with_tensors
+from rlplace.graphs.program import Call, Slicing, loss_of, opened, tensors_in, with_tensors
 from rlplace.graphs.random_streams import DrawKey, Streams, seeded
 
 aten = torch.ops.aten
@@ -197,7 +197,7 @@ class _Check:
                         result = origin.loss_fn(result, *targets)
                         loss_of(result).backward()
                     elif self.seeds:
-                        ends = [each for each in tensors_in(result) if each.requires_grad]
+                        ends = [each for each in tensors_in(opened(result)) if each.requires_grad]
                         torch.autograd.backward(ends, targets)
             gradients = {name: parameters[name].grad for name in own if parameters[name].grad is not None}
             inputs = {k: each.grad for k, each in zip(self.program.input_gradients, wanted, strict=True)}
@@ -218,7 +218,7 @@ class _Check:
         return result
 
     def _drawn_call(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An op of the program. A draw is that of plain PyTorch, and of a slice its part, where it grows with the batch.
+        """An op of the program. A draw is that of plain PyTorch; of a slice its part, if it grows with the batch.
 
         Equal seeds do not do: in another layout of memory, the same numbers come in another order.
         """
@@ -267,7 +267,8 @@ class _Check:
     ) -> Values:
         has_loss = self.origin.loss_fn is not None
         named: Values = {
-            "the loss" if has_loss and not k else f"output {k}": each for k, each in enumerate(tensors_in(result))
+            "the loss" if has_loss and not k else f"output {k}": each
+            for k, each in enumerate(tensors_in(opened(result)))
         }
         named |= {f"the gradient of {name!r}": each for name, each in gradients.items()}
         named |= {f"buffer {name!r}": each for name, each in buffers.items()}

@@ -35,7 +35,7 @@ from rlplace.graphs.capturing.capture import capture_step, checked
 from rlplace.graphs.capturing.constants import memory
 from rlplace.graphs.capturing.untouched import Change, ReadState
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.program import Update
+from rlplace.graphs.program import Update, closed, opened
 from rlplace.measure import Host, Placement, Plan
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import PlacedStep
@@ -223,7 +223,7 @@ class PlacedGraph:
         with torch.no_grad():
             for op, position in self._written.items():
                 tensors[position].copy_(self._residents.tensor(op, self._devices[op]))
-            return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.clone(), self._step.result)
+            return closed(pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, opened(self._step.result)))
 
     @property
     def reads(self) -> tuple[tuple[Index, ...], ...]:

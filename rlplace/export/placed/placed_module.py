@@ -390,7 +390,7 @@ class ModuleGraph:
         else:
             outputs, _ = self.forward(tensors, number, shards)
         values = iter(outputs)
-        return pytree.tree_map_only(Ref, lambda _: next(values), self._program.result)
+        return self._program.returned(lambda _: next(values))
 
     def forward(
         self, tensors: Sequence[torch.Tensor], number: int, shards: Mapping[int, torch.Tensor]

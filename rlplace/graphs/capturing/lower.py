@@ -172,7 +172,9 @@ class LoweredStep:
 
     def _add_view(self, node: torch.fx.Node, source: Ref) -> None:
         args, kwargs = self._refs(node.args), self._refs(node.kwargs)
-        view = View(self.ops.base(source), node.target, args, kwargs)  # type: ignore[arg-type]
+        # a kernel may lay its output out in another way than its fake twin (`softplus_backward` does): then it copies
+        target = aten.reshape.default if node.target in (aten.view.default, aten._unsafe_view.default) else node.target
+        view = View(self.ops.base(source), target, args, kwargs)  # type: ignore[arg-type]
         self._of_node[node] = self.ops.add_view(view, node.meta.get("val"))
 
     def _add_compute(self, node: torch.fx.Node) -> None:

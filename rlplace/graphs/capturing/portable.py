@@ -18,6 +18,8 @@ That kernel wants rows of whole 16 bytes, biases whose rows start at whole 16 it
 queries, and its output in memory as it made it; the padding is put on and taken off here. Half precision and float32
 take it; float64 goes by the formula.
 
+Products of rows in groups, a matrix for each group (`grouped_mm`, mixtures of experts): what they return and cost.
+
 `fused_attention`: while active, `scaled_dot_product_attention` runs as one op a direction, wherever it can.
 """
 
@@ -33,12 +35,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_impls import register_op_impl
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.flop_counter import register_flop_formula
+from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 
 @contextlib.contextmanager
@@ -490,6 +493,46 @@ def _flops(query: torch.Size, key: torch.Size, *_: Any, **__: Any) -> int:
 def _backward_flops(grad: torch.Size, query: torch.Size, key: torch.Size, *_: Any, **__: Any) -> int:
     """Five matrix products: the scores are computed again."""
     return 10 * query.numel() * key[2]
+
+
+@register_op_impl(torch.ops.aten._grouped_mm.default)
+def _fake_grouped_mm(
+    mode: Any,
+    func: Any,
+    one: Tensor,
+    other: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """As the kernels are: PyTorch's own shape function takes bfloat16 alone, and lays rows out as no kernel does.
+
+    Offsets say where the groups end, among rows (2-D, 3-D), columns (3-D, 2-D) or what is summed (2-D, 2-D); (3-D, 3-D)
+    has none, and is one product for each group.
+    """
+    kinds, items = (torch.bfloat16, torch.float32, torch.float16), ROW_BYTES // one.element_size()
+    steps = [sorted(matrix.stride()[-2:]) for matrix in (one, other)]
+    if one.dtype not in kinds or one.dtype != other.dtype or any(least != 1 or most % items for least, most in steps):
+        raise TypeError(
+            f"grouped_mm takes two tensors of one dtype among {kinds}, in rows of a multiple of {items} items; got "
+            f"{one.dtype} and {other.dtype} with strides {one.stride()} and {other.stride()}"
+        )
+    groups = () if one.dim() != other.dim() else one.shape[:-2] if offs is None else offs.shape
+    shape = (*groups, one.shape[-2], other.shape[-1])
+    row = shape[-1] if torch.version.hip else -(-shape[-1] // items) * items
+    with mode:
+        return torch.empty_strided(
+            shape, (shape[-2] * row, row, 1)[-len(shape) :], dtype=out_dtype or one.dtype, device=one.device
+        )
+
+
+def _grouped_mm_flops(one: torch.Size, other: torch.Size, *_: Any, **__: Any) -> int:
+    """Each row (or column) passes the matrix of its group; without offsets each group is a product of its own."""
+    return 2 * math.prod(one[-2:] if len(one) > len(other) else one) * other[-1]
+
+
+if torch.ops.aten._grouped_mm not in flop_registry:
+    register_flop_formula(torch.ops.aten._grouped_mm)(_grouped_mm_flops)
 
 
 _eager = torch.ops.aten.scaled_dot_product_attention.default

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import inspect
 import logging
 import random
 import re
@@ -156,22 +158,27 @@ def no_numbers_drawn(again: Callable[[], object]) -> Iterator[None]:
         CaptureError: something was drawn; both generators are as they were before.
     """
     python, numpy = random.getstate(), np.random.get_state(legacy=False)
+    failure: Exception | None = None
     try:
         yield
+    except Exception as error:
+        failure = error
+    finally:
         now, before = np.random.get_state(legacy=False)["state"], numpy["state"]
         is_of_numpy = now["pos"] != before["pos"] or not np.array_equal(now["key"], before["key"])
         drawn = "Python" if random.getstate() != python else "NumPy" if is_of_numpy else ""
-    finally:
         random.setstate(python)
         np.random.set_state(numpy)
+    if failure is not None and not (drawn and re.search(_DEPENDENT, type(failure).__name__)):
+        raise failure
     if not drawn:
         return
-    source, profile = "", sys.getprofile()
+    source, settings, profile = "", "", sys.getprofile()
     try:
-        sys.setprofile(_raise_on_draw)
+        sys.setprofile(functools.partial(_raise_on_draw, numpy["state"]["pos"]))
         again()
-    except _Found as error:
-        source = user_line(error)
+    except (_Found, Exception) as error:
+        source, settings = user_line(error), _read_there(error)
     finally:
         sys.setprofile(profile)
         random.setstate(python)
@@ -179,13 +186,15 @@ def no_numbers_drawn(again: Callable[[], object]) -> Iterator[None]:
     raise CaptureError(
         f"cannot capture the model: it draws from {drawn}'s random generator, at {source or 'an unknown line'}. Every "
         f"step would repeat that one draw. Hint: draw with torch (`torch.rand`), which is part of the graph and seeded "
-        f"for every step, or draw outside and pass the number as an argument.",
+        f"for every step, or draw outside and pass the number as an argument{settings}.",
         source=source,
-    )
+    ) from failure
 
 
-def _raise_on_draw(_: FrameType, event: str, called: Any) -> None:
-    if event == "c_call" and getattr(called, "__self__", None) is random._inst:
+def _raise_on_draw(before: int, _: FrameType, event: str, called: Any) -> None:
+    """Of Python's generator as it is called, of NumPy's, whose calls no profiler sees, by where its state is then."""
+    is_of_python = event == "c_call" and getattr(called, "__self__", None) is random._inst
+    if is_of_python or np.random.get_state(legacy=False)["state"]["pos"] != before:
         sys.setprofile(None)
         raise _Found
 
@@ -198,6 +207,12 @@ _ADVICE = (
         r"_pack_padded_sequence",
         "how a sequence is packed depends on the lengths of each batch; run the layer on the padded tensor, and mask "
         "what it returns for the padding",
+    ),
+    (
+        r"_ctc_loss",
+        "how much CTC keeps depends on the lengths of the labels; capture with another loss of the same outputs "
+        "(`output.logits.mean()`) and train the placed module of it (`rlplace.export.to_module`), whose loss is "
+        "computed outside",
     ),
     (
         _DEPENDENT,
@@ -377,6 +392,8 @@ def explained(
             advice = (
                 "`torch.distributions` checks its arguments, which reads their values; pass it `validate_args=False`"
             )
+        elif dependent:
+            advice += _read_there(error, model)
         what = f"cannot capture the model: {kind}: {message}"
         if advice is _RUN_EAGERLY:
             own = None if eagerly is None else _raised_by(model, loss_fn, eagerly)
@@ -428,6 +445,36 @@ def _calling_line() -> str:
         return "an unknown line"
     outside = traceback.StackSummary.from_list([each for each in frames if not each.filename.startswith(package)])
     return line_of_user(outside) or "an unknown line"
+
+
+_DRAWS = {"rand", "rand_like", "randint", "random", "uniform", "uniform_", "bernoulli", "bernoulli_"}
+
+
+def _read_there(error: BaseException, model: nn.Module | None = None) -> str:
+    """What the failing code of a module reads that decides whether it fails, and what to do about it.
+
+    An input of the model, by the words of the line; where numbers are drawn, switches and probabilities (LayerDrop,
+    SpecAugment).
+    """
+    places = traceback.walk_tb(error.__traceback__)
+    found = [each for each in places if isinstance(each[0].f_locals.get("self"), nn.Module)]
+    if not found:
+        return ""
+    (frame, line), owner = found[-1], found[-1][0].f_locals["self"]
+    place, _, text = user_line(error).partition(" in ")
+    if owner is model and place == f"{frame.f_code.co_filename}:{line}":
+        words = re.findall(r"\w+", text)
+        if read := [f"`{name}`" for name in inspect.signature(model.forward).parameters if name in words]:
+            return f"; leave {', '.join(read)} out of the inputs, and compute what needs it in `loss_fn`, or outside"
+    holders = {"self.config": getattr(owner, "config", None), "self": owner}
+    settings = [
+        f"`{name}.{key}` ({value})"
+        for name, holder in holders.items()
+        for key in frame.f_code.co_names
+        if key != "training" and isinstance(value := getattr(holder, "__dict__", {}).get(key), (bool, float)) and value
+    ]
+    is_drawn = isinstance(error, _Found) or _DRAWS.intersection(frame.f_code.co_names)
+    return f"; it reads {', '.join(settings)}: 0 or False turns it off" if is_drawn and settings else ""
 
 
 def _module_path(error: BaseException, model: nn.Module) -> str:

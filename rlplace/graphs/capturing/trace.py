@@ -43,7 +43,7 @@ from rlplace.graphs.capturing.untouched import (
     untouched,
     watched_state,
 )
-from rlplace.graphs.program import Folded, Ref, Shard, SplitReport, loss_of, tensors_in, with_tensors
+from rlplace.graphs.program import CONSTANTS, Folded, Ref, Shard, SplitReport, loss_of, opened, tensors_in, with_tensors
 from rlplace.graphs.random_streams import DrawKey, Streams
 
 LossFn = Callable[..., torch.Tensor]
@@ -137,7 +137,7 @@ def trace_step(
                 state[name].register_hook(hook)  # type: ignore[no-untyped-call]
         with fx_traceback.annotate({"phase": "forward"}), constants:
             output = call_with(model, state, call_args, call_kwargs)
-            result = output if loss_fn is None else loss_fn(output, *given)
+            result = opened(output if loss_fn is None else loss_fn(output, *given))
         replaced = _replaced(dict(zip(names, flat, strict=False)), state, buffers)
         captured["replaced"] = [names.index(name) for name in replaced]
         if not is_training:
@@ -289,7 +289,7 @@ def _flatten_result(result: Any, captured: dict[str, Any]) -> list[torch.Tensor 
         if isinstance(leaf, torch.Tensor):
             leaves[position] = Ref(len(tensors))
             tensors.append(leaf.detach())
-        elif not isinstance(leaf, (bool, int, float, str, type(None))):
+        elif not isinstance(leaf, CONSTANTS):
             raise CaptureError(
                 f"the model returned a {type(leaf).__name__} ({leaf!r}) among its outputs, expected tensors and plain "
                 f"constants; return tensors, or wrap the model in one that does."

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -64,11 +64,11 @@ class ModuleClasses:
         self._label_sources()
         for names in self.tree.tied:
             self._join([self._unit.get(name.rpartition(".")[0], INPUTS) for name in names])
-        self._join_members(lambda op: self._is_resident[op])  # what lives with a parameter or buffer is of its unit
+        self._join_members(by_residents=True)  # what lives with a parameter or buffer is of its unit
         self._label_forward()
         self._label_backward()
         self._label_unread()
-        self._join_members(lambda _: True)
+        self._join_members(by_residents=False)
         self._number_classes()
 
     @property
@@ -129,16 +129,22 @@ class ModuleClasses:
             if label is not None:
                 first |= dict.fromkeys(self._read(op), label)
 
-    def _join_members(self, decides: Callable[[int], bool]) -> None:
-        """Joins the members of each co-location class of the graph, by the labels of those that decide."""
+    def _join_members(self, *, by_residents: bool) -> None:
+        """Joins the members of each co-location class of the graph, by the labels of its residents or of all.
+
+        What runs forward keeps its unit, or is labelled by what it reads: of a graph that has module classes already,
+        all members of a class would be of one unit, and the others would have no entries.
+        """
         classes: dict[int, list[int]] = defaultdict(list)
         for op in np.flatnonzero(self._graph.colocation >= 0).tolist():
             classes[int(self._graph.colocation[op])].append(op)
         for members in classes.values():
-            known = [label for op in members if decides(op) and (label := self._label[op]) is not None]
+            decide = [op for op in members if self._is_resident[op] or not by_residents]
+            known = [label for op in decide if (label := self._label[op]) is not None]
             self._join(known)
             for op in members if known else ():
-                self._label[op] = known[0]
+                if self._graph.phases[op] != FORWARD or (self._label[op] is None and not by_residents):
+                    self._label[op] = known[0]
 
     def _number_classes(self) -> None:
         number: dict[str, int] = {}

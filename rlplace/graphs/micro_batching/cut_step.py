@@ -30,7 +30,7 @@ from rlplace.graphs.capturing.trace import AsSlice, check_alone, fakes, trace_st
 from rlplace.graphs.capturing.untouched import call_with, dotted, untouched
 from rlplace.graphs.micro_batching.assembly import Assembly, Gradients, Parts, RefMap, running_ops
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
-from rlplace.graphs.program import OptimizerSpec, Origin, Ref, tensors_in, with_tensors
+from rlplace.graphs.program import OptimizerSpec, Origin, Ref, closed, opened, tensors_in, with_tensors
 
 aten = torch.ops.aten
 
@@ -368,7 +368,7 @@ class _Outputs(nn.Module):
                 self.register_buffer(_name(position), tensor.detach())
 
     def forward(self) -> Any:
-        return self._filled(getattr(self, _name(position)) for position in itertools.count())
+        return closed(self._filled(getattr(self, _name(position)) for position in itertools.count()))
 
 
 def _name(position: int) -> str:
@@ -383,7 +383,7 @@ def fake_output(
     is_training: bool,
     differentiated: Sequence[int] = (),
 ) -> Any:
-    """The results of `model` as fake tensors; in training they require gradients as real ones would.
+    """The results of `model`, opened, as fake tensors; in training they require gradients as real ones would.
 
     Args:
         model: the model, in the mode (`train` or `eval`) that the step will use.
@@ -407,7 +407,7 @@ def fake_output(
     with untouched(model), explained(model), statistics_handed_out(model), portable(model), grad_mode, _mode_of(twins):
         for name, parameter in parameters.items() if is_training else ():
             own[name].requires_grad_(parameter.requires_grad)
-        return call_with(model, own, fake_args, fake_kwargs)
+        return opened(call_with(model, own, fake_args, fake_kwargs))
 
 
 @contextlib.contextmanager

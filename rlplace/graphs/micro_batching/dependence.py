@@ -32,7 +32,7 @@ from rlplace.graphs.capturing.constants import calls_told, memory, owner_of
 from rlplace.graphs.capturing.portable import uncompiled
 from rlplace.graphs.capturing.trace import LossFn, check_alone
 from rlplace.graphs.capturing.untouched import PythonState
-from rlplace.graphs.program import Slicing, tensors_in, with_tensors
+from rlplace.graphs.program import Slicing, closed, opened, tensors_in, with_tensors
 
 aten = torch.ops.aten
 
@@ -336,17 +336,17 @@ class Trial:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def output(self, tensors: Sequence[Tensor]) -> Any:
-        """The model's results for these inputs (targets may follow); buffers and attributes are as at first."""
+        """The model's opened results for these inputs (targets may follow); buffers and attributes are as at first."""
         self._state.restore()
         for buffers, name, first in self._buffers:
             buffers[name] = first.detach().clone()  # a gradient to come may need the one before
         args, kwargs = self._filled(tensors)
-        return self.model(*args, **kwargs)
+        return opened(self.model(*args, **kwargs))
 
     def loss(self, output: Any, tensors: Sequence[Tensor]) -> Tensor:
         """The loss of an output, and of the targets among `tensors`."""
         assert self._loss_fn is not None
-        loss: Tensor = check_alone(self._loss_fn(output, *tensors[self.num_inputs :]))
+        loss: Tensor = check_alone(self._loss_fn(closed(output), *tensors[self.num_inputs :]))
         return loss.reshape(())
 
     def step(self, tensors: Sequence[Tensor]) -> Stepped:

@@ -43,7 +43,7 @@ from rlplace.graphs.micro_batching.dependence import (
     one_thread,
 )
 from rlplace.graphs.micro_batching.slices import cut_words
-from rlplace.graphs.program import LossKind, LossVerdict, Slicing, Weights, even_sizes, tensors_in
+from rlplace.graphs.program import CONSTANTS, LossKind, LossVerdict, Slicing, Weights, even_sizes, tensors_in
 
 ASKED = ("auto", "separate", "joined", "accumulated")
 """How the loss of micro-batches can be asked for."""
@@ -598,7 +598,7 @@ def join_outputs(whole: Sequence[Any], outputs: Sequence[Sequence[Any]], slicing
     problem, has_grown = "", False
     for expected, *found in zip(whole, *outputs, strict=True):
         if not isinstance(expected, Tensor):
-            if not isinstance(expected, (bool, int, float, str, type(None))):
+            if not isinstance(expected, CONSTANTS):
                 return Joined([], [], f"an output is a {type(expected).__name__}, which cannot be joined")
             leaves.append(found[0])
             continue

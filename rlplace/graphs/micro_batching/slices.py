@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from rlplace.errors import InvalidValue, UnknownName, refuse_if
 from rlplace.graphs.capturing.trace import LossFn
-from rlplace.graphs.program import LossByName, MicroBatches, Slicing, even_sizes
+from rlplace.graphs.program import LossByName, MicroBatches, Slicing, closed, even_sizes, opened
 from rlplace.graphs.random_streams import begin_micro_batch
 
 BatchDims = Sequence[int | None] | Mapping[Any, int | None]
@@ -240,10 +240,10 @@ def run_in_micro_batches(
 
 def _joined(outputs: Sequence[Any], dims: Sequence[int | None]) -> Any:
     """The outputs of micro-batches as one: tensors joined where they grow with the batch, else those of the first."""
-    leaves, spec = pytree.tree_flatten(outputs[0])
-    others = [pytree.tree_leaves(each) for each in outputs]
+    others = [pytree.tree_leaves(each) for each in map(opened, outputs)]
+    leaves, spec = pytree.tree_flatten(opened(outputs[0]))
     places = [position for position, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     for position, dim in zip(places, dims, strict=True):
         if dim is not None:
             leaves[position] = torch.cat([each[position] for each in others], dim)
-    return pytree.tree_unflatten(leaves, spec)
+    return closed(pytree.tree_unflatten(leaves, spec))

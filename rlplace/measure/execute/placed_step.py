@@ -17,13 +17,12 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils import _pytree as pytree
 
 from rlplace import cuda
 from rlplace.errors import RlplaceError, RunnerError
 from rlplace.graphs import OpGraph
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.program import Call, Ref, Update
+from rlplace.graphs.program import Call, Update
 from rlplace.graphs.random_streams import CPU, DrawKey, seeded
 from rlplace.measure.costs.costs import allocated
 from rlplace.measure.execute.device_threads import (
@@ -248,7 +247,7 @@ class PlacedStep:
         self._require_loaded()
         self._fetch(range(len(self._makers)))
         values = iter(self._results)
-        return pytree.tree_map_only(Ref, lambda _: next(values), self._program.result)
+        return self._program.returned(lambda _: next(values))
 
     def _fetch(self, indices: Iterable[int]) -> None:
         """Gets these results from the ranks that made them."""

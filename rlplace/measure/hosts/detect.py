@@ -5,16 +5,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations
 
 from rlplace import cuda
 from rlplace.errors import refuse_if
+from rlplace.measure.hosts.control_groups import allowed_cores, ram_bytes
 from rlplace.measure.hosts.host import Device, Host, HostKind, Link, Route
 from rlplace.measure.hosts.nodes import RankFacts, join
-from rlplace.measure.timing.threads import usable_cores
 
 MAX_CORE_DEVICES = 4
 
@@ -60,7 +59,7 @@ def detect_host(
             name,
             "`cuda-procs`: one whole GPU a process, and no CPU",
         )
-        host = gpu_host(name, num_parts=num_parts, with_cpu=with_cpu, cores=usable_cores(), ram_bytes=_ram_bytes())
+        host = gpu_host(name, num_parts=num_parts, with_cpu=with_cpu, cores=allowed_cores(), ram_bytes=ram_bytes())
         return host.as_processes(name) if kind == "cuda-procs" else host
     refuse_if(
         kind in ("cuda", "cuda-procs"),
@@ -74,7 +73,7 @@ def detect_host(
 
 
 def _core_host(kind: str, num_devices: int | None, asked_cores: int | None, *, gangs: bool) -> Host:
-    cores, cores_per_device = usable_cores(), asked_cores or 1
+    cores, cores_per_device = allowed_cores(), asked_cores or 1
     if num_devices is None:
         num_devices = max(1, min(MAX_CORE_DEVICES, len(cores) // cores_per_device))
     refuse_if(
@@ -84,15 +83,14 @@ def _core_host(kind: str, num_devices: int | None, asked_cores: int | None, *, g
         f"at most {len(cores)} cores in all",
         hint="Ask for fewer devices or fewer cores a device.",
     )
-    ram_bytes = _ram_bytes()
     kind = "cpu-core" if cores_per_device == 1 else f"cpu-{cores_per_device}cores"
     devices = [
-        _cpu(f"cpu:{index}", kind, cores[index * cores_per_device : (index + 1) * cores_per_device], ram_bytes)
+        _cpu(f"cpu:{index}", kind, cores[index * cores_per_device : (index + 1) * cores_per_device], ram_bytes())
         for index in range(num_devices)
     ]
     if gangs and num_devices > 1:
         members, used = tuple(device.name for device in devices), cores[: num_devices * cores_per_device]
-        devices.append(_cpu(f"cpu:0-{num_devices - 1}", f"cpu-gang-{len(used)}", used, ram_bytes, members))
+        devices.append(_cpu(f"cpu:0-{num_devices - 1}", f"cpu-gang-{len(used)}", used, ram_bytes(), members))
     routes = [
         Route(one.name, other.name, ())
         if one.members or other.members
@@ -121,10 +119,6 @@ def _cpu(name: str, kind: str, cores: tuple[int, ...], ram_bytes: int, members: 
         cores=cores,
         members=members,
     )
-
-
-def _ram_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 NET_BYTES_PER_S = 125e6

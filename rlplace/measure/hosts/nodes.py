@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlplace import __version__
 from rlplace.errors import InvalidValue, RunnerError, check_known, refuse_if
+from rlplace.measure.hosts.control_groups import allowed_cores, ram_bytes
 from rlplace.measure.hosts.host import Device, Host
-from rlplace.measure.timing.threads import usable_cores
 
 if TYPE_CHECKING:  # a PyTorch without `torch.distributed` runs everything else
     from torch._C._distributed_c10d import Store
@@ -344,7 +344,7 @@ def _own_facts(machine: str, address: str, interface: str, local_rank: int, num_
 
     from rlplace import cuda
 
-    cores = usable_cores()
+    cores = allowed_cores()
     share = max(1, len(cores) // num_local)
     own = cores[local_rank * share : (local_rank + 1) * share] or (cores[local_rank % len(cores)],)
     gpu = cuda.gpu(local_rank) if local_rank < cuda.num_gpus() else cuda.Gpu("", 0, 0)
@@ -355,7 +355,7 @@ def _own_facts(machine: str, address: str, interface: str, local_rank: int, num_
         local_rank,
         num_local,
         own,
-        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        ram_bytes(),
         _cpu_model(),
         gpu.name,
         gpu.memory_bytes,

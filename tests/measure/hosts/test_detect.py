@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,14 +11,14 @@ from rlplace import cuda
 from rlplace.cli.main import main
 from rlplace.errors import InvalidValue
 from rlplace.measure.hosts import detect
+from rlplace.measure.hosts.control_groups import allowed_cores, ram_bytes
 from rlplace.measure.hosts.detect import detect_host
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import resolve_host
-from rlplace.measure.timing.threads import usable_cores
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, *, cores: tuple[int, ...] = (0, 1), num_gpus: int = 0) -> None:
-    monkeypatch.setattr(detect, "usable_cores", lambda: cores)
+    monkeypatch.setattr(detect, "allowed_cores", lambda: cores)
     monkeypatch.setattr(cuda, "num_gpus", lambda: num_gpus)
     monkeypatch.setattr(cuda, "gpu", lambda index: cuda.Gpu("Some GPU", 8 << 30, 7 << 30))
 
@@ -158,9 +157,8 @@ def test_commands_say_in_one_line_that_there_is_no_gpu(
 
 def test_this_machine() -> None:
     host = detect_host("cores")
-    assert [device.cores for device in host.devices] == [(core,) for core in usable_cores()[: host.num_devices]]
-    ram_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert 0 <= host.devices[0].memory_bytes - 0.95 * ram_bytes < 1  # a step may fill all but a twentieth
+    assert [device.cores for device in host.devices] == [(core,) for core in allowed_cores()[: host.num_devices]]
+    assert 0 <= host.devices[0].memory_bytes - 0.95 * ram_bytes() < 1  # a step may fill all but a twentieth
     assert host.fingerprint == detect_host("cores").fingerprint != detect_host("cores", 1).fingerprint or (
         host.num_devices == 1
     )
