@@ -368,6 +368,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
                 raise FileProblem(
                     path, f"of a step with seed {seed}, this one has {self._seed}: random ops would differ."
                 )
+            self._check_draws(told["schema"], f"{path}")
             if lacking := set(options) - spec.keys():
                 raise FileProblem(path, f"its optimizer lacks {min(lacking)!r}.")
             kinds = {key: (each.dtype, tuple(each.shape)) for key, each in found.items()}
@@ -392,10 +393,12 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
 
         Returns:
             `model`: the model's own `state_dict`. `optim`: state and options of the optimizer by names of parameters,
-            as PyTorch flattens them. `rlplace`: counts of steps.
+            as PyTorch flattens them. `rlplace`: counts of steps, and the schema of
+            draws if the step has any.
         """
         with self._turn(runs=False):
             counts = {"num_steps": self.num_steps, "num_evaluations": self._num_evaluations}
+            counts |= {"schema": SCHEMA} if self._program.draws else {}
             return {
                 "model": self._state.under_names(self._state.shown()),
                 "optim": optimizer_state(self._torch_optimizer(optimizer), self._state),
@@ -412,8 +415,18 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         with self._turn(runs=False):
             set_options(self._torch_optimizer(optimizer), self._state, state["optim"])
             counts = state.get("rlplace", {})
+            self._check_draws(int(counts.get("schema", 0 if counts else SCHEMA)), "checkpoint")
             self.num_steps = int(counts.get("num_steps", self.num_steps))
             self._num_evaluations = int(counts.get("num_evaluations", self._num_evaluations))
+
+    def _check_draws(self, schema: int, what: str) -> None:
+        """Refuses to go on with a training whose random ops drew other numbers."""
+        if schema != SCHEMA and self._program.draws:
+            raise FileProblem(
+                what,
+                f"of an earlier rlplace (schema {schema}, now {SCHEMA}), whose random ops drew other numbers from the "
+                f"same seed. Take its parameters alone (`load_state_dict`), or end that training with that rlplace.",
+            )
 
     def _show(self, *, has_state: bool = False) -> None:
         """Has parameters that are split in memory as whole ones, with the state of their updates if asked for."""
@@ -583,8 +596,10 @@ class _HasRun:
 _HAS_RUN = _HasRun()
 
 
-SCHEMA = 1
-"""Of a file of `PlacedModel.save`: one safetensors file, which runs no code when it is loaded."""
+SCHEMA = 2
+"""Of a file of `PlacedModel.save`: one safetensors file, which runs no code when it is loaded.
+
+Draws of steps of schema 1 were seeded by the numbers of their ops."""
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -607,7 +622,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     }  # older files lack both
     counts = told.get("num_steps"), told["num_evaluations"]
     is_whole = all(isinstance(count, int) for count in counts) and isinstance(told["optimizer"], dict | None)
-    if told.get("schema") != SCHEMA or not is_whole:
+    if told.get("schema") not in (1, SCHEMA) or not is_whole:
         raise FileProblem(path, f"no state of a placed step of schema {SCHEMA}: `step.save(path)` writes one.")
     return told, tensors
 

@@ -23,7 +23,7 @@ from rlplace import cuda
 from rlplace.errors import RlplaceError, RunnerError
 from rlplace.graphs import OpGraph
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.program import Call, Ref, Update
+from rlplace.graphs.program import Ref, Update
 from rlplace.graphs.random_streams import CPU, DrawKey, seeded
 from rlplace.measure.costs.costs import allocated
 from rlplace.measure.execute.device_threads import (
@@ -388,14 +388,12 @@ class PlacedStep:
     def _sources_of_draws(self) -> dict[DrawKey, torch.device | None]:
         """The CPU for draws that are made on several kinds of device, whose generators make different numbers of one
         seed; None for others, which each device makes by itself."""
-        devices = self._host.devices
-        kinds = [each.kind if each.backend == "cuda" else "" for each in devices]
-        where: dict[DrawKey, set[str]] = {}
-        for op, call in self._program.calls.items():
-            if isinstance(call, Call) and call.draw is not None:
-                # other steps and other graphs make the same draw where the step seeds it
-                here = {kinds[self.plan.devices[op]]} if call.draw.fixed is None else kinds
-                where.setdefault(call.draw, set()).update(here)
+        kinds = [each.kind if each.backend == "cuda" else "" for each in self._host.devices]
+        # other steps and other graphs make the same draw where the step seeds it
+        where = {
+            key: {kinds[self.plan.devices[op]] for op in ops} if key.fixed is None else {*kinds}
+            for key, ops in self._program.draws.items()
+        }
         return {key: CPU if len(found) > 1 else None for key, found in where.items()}
 
     def _hold_back(self, device: int) -> None:

@@ -28,7 +28,6 @@ from rlplace.graphs.capturing.portable import uncompiled
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.optimizers import torch_optimizer
 from rlplace.graphs.program import MicroBatches, loss_of
-from rlplace.graphs.random_streams import begin_micro_batch
 from rlplace.measure.execute.device_threads import Worker
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.timing.race import Timer
@@ -67,6 +66,7 @@ class EagerStep:
 
     Attributes:
         place: where it runs.
+        begin: as of `run_in_micro_batches`.
 
     Raises:
         InvalidValue: the model was built from fake tensors and has no values to run with.
@@ -106,6 +106,7 @@ class EagerStep:
         self._as_written = uncompiled if transform is None else nullcontext
         self._run: Any = self._model if transform is None else transform(self._model)
         self.loss: Any = None
+        self.begin: Callable[[int], object] = int
 
     @property
     def is_widest(self) -> bool:
@@ -174,7 +175,7 @@ class EagerStep:
         with torch.set_grad_enabled(self._loss_fn is not None), casting:
             if self._micro is not None:
                 returned = run_in_micro_batches(
-                    self._run, (self._args, self._kwargs), self._loss_fn, self._targets, self._micro
+                    self._run, (self._args, self._kwargs), self._loss_fn, self._targets, self._micro, self.begin
                 )
             else:
                 returned = self._run(*self._args, **self._kwargs)
@@ -274,6 +275,7 @@ def run_in_micro_batches(
     loss_fn: Callable[..., torch.Tensor] | None,
     targets: tuple[torch.Tensor, ...],
     micro: MicroBatches,
+    begin: Callable[[int], object] = int,
 ) -> Any:
     """The loss, its gradients added to those of the parameters; without a loss the joined output.
 
@@ -283,13 +285,14 @@ def run_in_micro_batches(
         loss_fn: of the output and the targets; None for inference.
         targets: of the whole batch.
         micro: how the batch is cut.
+        begin: called with each micro-batch before it runs, and with -1 before a loss of all of them.
     """
     leaves, spec = pytree.tree_flatten(call)
     inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     parts = [micro.slicing.cut([*inputs, *targets], index) for index in range(micro.slicing.num_micro_batches)]
 
     def output(index: int) -> Any:
-        begin_micro_batch(index)
+        begin(index)
         given = iter(parts[index])
         args, kwargs = pytree.tree_unflatten(
             [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec
@@ -300,7 +303,7 @@ def run_in_micro_batches(
         return _joined([output(index) for index in range(len(parts))], micro.output_dims)
     if micro.verdict.kind == "joined":
         joined = _joined([output(index) for index in range(len(parts))], micro.output_dims)
-        begin_micro_batch(-1)
+        begin(-1)
         whole = loss_fn(joined, *targets)
         whole.backward()  # type: ignore[no-untyped-call]
         return whole.detach()
