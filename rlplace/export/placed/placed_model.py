@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, get_args
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -33,13 +32,16 @@ from rlplace.export.placed.graphs import (
     check_arguments,
 )
 from rlplace.export.placed.model_state import (
+    SCHEMA,
     CapturedOptimizer,
     Option,
+    check_draws,
     optimizer_state,
+    read_step,
     set_options,
 )
 from rlplace.export.placed.step_arguments import Arguments
-from rlplace.files import parse_json, write_bytes_atomic
+from rlplace.files import write_bytes_atomic
 from rlplace.graphs import OpGraph
 from rlplace.graphs.capturing.portable import original_of, uncompiled
 from rlplace.graphs.capturing.untouched import call_with
@@ -359,7 +361,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
                 overwritten.
         """
         with self._turn(runs=False):
-            told, found = _read(Path(path))
+            told, found = read_step(Path(path))
             own, optimizer, spec = self._state.stored(), self._optimizer, told["optimizer"] or {}
             own_name, options = (None, ()) if optimizer is None else (optimizer.spec.name, optimizer.options)
             if (name := spec.get("name")) != own_name:
@@ -368,7 +370,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
                 raise FileProblem(
                     path, f"of a step with seed {seed}, this one has {self._seed}: random ops would differ."
                 )
-            self._check_draws(told["schema"], f"{path}")
+            check_draws(told["schema"], self._program, path)
             if lacking := set(options) - spec.keys():
                 raise FileProblem(path, f"its optimizer lacks {min(lacking)!r}.")
             kinds = {key: (each.dtype, tuple(each.shape)) for key, each in found.items()}
@@ -415,18 +417,9 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         with self._turn(runs=False):
             set_options(self._torch_optimizer(optimizer), self._state, state["optim"])
             counts = state.get("rlplace", {})
-            self._check_draws(int(counts.get("schema", 0 if counts else SCHEMA)), "checkpoint")
+            check_draws(int(counts.get("schema", 1 if counts else SCHEMA)), self._program, "checkpoint")
             self.num_steps = int(counts.get("num_steps", self.num_steps))
             self._num_evaluations = int(counts.get("num_evaluations", self._num_evaluations))
-
-    def _check_draws(self, schema: int, what: str) -> None:
-        """Refuses to go on with a training whose random ops drew other numbers."""
-        if schema != SCHEMA and self._program.draws:
-            raise FileProblem(
-                what,
-                f"of an earlier rlplace (schema {schema}, now {SCHEMA}), whose random ops drew other numbers from the "
-                f"same seed. Take its parameters alone (`load_state_dict`), or end that training with that rlplace.",
-            )
 
     def _show(self, *, has_state: bool = False) -> None:
         """Has parameters that are split in memory as whole ones, with the state of their updates if asked for."""
@@ -594,37 +587,6 @@ class _HasRun:
 
 
 _HAS_RUN = _HasRun()
-
-
-SCHEMA = 2
-"""Of a file of `PlacedModel.save`: one safetensors file, which runs no code when it is loaded.
-
-Draws of steps of schema 1 were seeded by the numbers of their ops."""
-
-
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            told = parse_json((file.metadata() or {}).get("rlplace", "{}"), path)
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
-    except SafetensorError as error:
-        raise FileProblem(
-            path,
-            f"cannot be read as a file of `step.save(path)` ({error}): a `state_dict` of `torch.save` is loaded by "
-            f"`step.load_state_dict(torch.load(path))`.",
-        ) from error
-    except (OSError, ValueError) as error:
-        raise FileProblem(path, f"cannot be read: {error}.") from error
-    told = {
-        "num_evaluations": 0,
-        "optimizer": None,
-        **(told if isinstance(told, dict) else {}),
-    }  # older files lack both
-    counts = told.get("num_steps"), told["num_evaluations"]
-    is_whole = all(isinstance(count, int) for count in counts) and isinstance(told["optimizer"], dict | None)
-    if told.get("schema") not in (1, SCHEMA) or not is_whole:
-        raise FileProblem(path, f"no state of a placed step of schema {SCHEMA}: `step.save(path)` writes one.")
-    return told, tensors
 
 
 def to_step(

@@ -140,7 +140,7 @@ def test_no_file_and_another_file_are_told(tmp_path: Path) -> None:
         from safetensors.torch import save_file
 
         save_file({"a": torch.zeros(1)}, tmp_path / "other")
-        with pytest.raises(FileProblem, match=r"no state of a placed step of schema 1: `step\.save"):
+        with pytest.raises(FileProblem, match=r"no state of a placed step of schema 2: `step\.save"):
             step.load(tmp_path / "other")
 
 
