@@ -81,7 +81,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         graph: captured from the model.
         host: a host of this machine, or a HOST word for it.
         plan: the plan to run.
-        seed: of random ops. Each draws from (seed, op, step), the same numbers on all devices of the same kind.
+        seed: of random ops. Each draws from (seed, step, place), the same numbers on all devices of the same kind.
         op_order: order of ops in the search of the plan, one of `OP_ORDERS`; None if unknown.
         step_time_s: measured or simulated step time of the plan; None if unknown.
         table: of the race that the plan won; None without a race.
