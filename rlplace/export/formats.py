@@ -19,7 +19,6 @@ from __future__ import annotations
 import copy
 import csv
 import io
-import itertools
 import re
 import shlex
 from collections import Counter
@@ -41,8 +40,8 @@ from rlplace.files import write_text_atomic
 from rlplace.graphs import Grouping, OpGraph
 from rlplace.graphs.capturing.capture import capture_step
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.program import Call, LossByName, Origin, opened, tensors_in
-from rlplace.graphs.random_streams import DrawKey, Streams, seeded
+from rlplace.graphs.program import LossByName, Origin, opened, tensors_in
+from rlplace.graphs.random_streams import DrawKey, Streams
 from rlplace.measure import Host, Placement, Plan, Problem, resolve_host
 from rlplace.measure.execute.device_threads import torch_device
 from rlplace.measure.execute.rank_programs import rank_programs
@@ -459,7 +458,8 @@ def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int
             hint="Autocast inside of `forward`, and casts to a type by its name, do: turn them off to check.",
         )
     labels = {"targets": origin.as_given(targets)} if targets else {}
-    drawing, loss_difference = list(itertools.chain(*_drawing(double).values())), 0.0
+    drawing = [op for ops in require_program(double).draws.values() for op in ops]
+    loss_difference = 0.0
     is_accumulation = origin.micro is not None and not origin.micro.equals_whole
     eager = EagerStep(
         double,
@@ -467,7 +467,8 @@ def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int
         num_threads=max(len(host.devices[0].cores), 1),
         in_micro_batches=is_accumulation or (origin.micro is not None and bool(drawing)),
     )
-    draws = SeededDraws(double, eager.place) if drawing else None
+    draws = SeededDraws(double) if drawing else None
+    eager.begin = int if draws is None else draws.begin
     with PlacedModel(double, host, plan) as placed:
         _check_kinds(drawing, host, plan, eager.place)
         for number in range(num_steps):
@@ -537,29 +538,20 @@ def _tensors(output: Any) -> list[torch.Tensor]:
     return tensors_in(opened(output))
 
 
-def _drawing(graph: OpGraph) -> dict[DrawKey, list[int]]:
-    """Ops that draw random numbers, by their draws: a recomputed one is drawn by several."""
-    found: dict[DrawKey, list[int]] = {}
-    for op, call in require_program(graph).calls.items():
-        if isinstance(call, Call) and call.draw is not None:
-            found.setdefault(call.draw, []).append(op)
-    return found
-
-
-class SeededDraws:
+class SeededDraws(Streams):  # type: ignore[no-untyped-call]
     """Has the random ops of eager steps draw as those of placed steps do.
 
     On CPUs, and between alike GPUs, equal seeds give equal numbers.
 
     Args:
         graph: the placed one, with its program.
-        place: where the eager step runs.
         seed: of the placed step.
     """
 
-    def __init__(self, graph: OpGraph, place: torch.device, seed: int = 0) -> None:
-        self._place, self._seed, self._number = place, seed, 0
-        self._graph, self._drawing, self._left = graph, _drawing(graph), Counter[DrawKey]()
+    def __init__(self, graph: OpGraph, seed: int = 0) -> None:
+        super().__init__(self._made_once, seed=seed)
+        self._calls, self._draws = require_program(graph).calls, require_program(graph).draws
+        self._left = Counter[DrawKey]()
 
     @contextmanager
     def of_step(self, number: int) -> Iterator[None]:
@@ -568,22 +560,21 @@ class SeededDraws:
         Raises:
             InvalidValue: plain PyTorch calls other random ops than the graph has, or more or fewer of them.
         """
-        self._number, self._left = number, Counter({key: len(ops) for key, ops in self._drawing.items()})
-        with Streams(self._draw) as streams, streams.step():
+        self._left = Counter({key: len(ops) for key, ops in self._draws.items()})
+        total = self._left.total()
+        with self.step(number):
             yield
         if left := self._left.total():
-            total = sum(map(len, self._drawing.values()))
             raise _unlike(f"{total - left} random ops in plain PyTorch", f"{total}, as in the graph")
 
-    def _draw(self, key: DrawKey, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        key = key if key in self._drawing else replace(key, micro_batch=-1)  # of a draw that micro-batches share
-        if not self._left[key]:
-            raise _unlike(f"{_name(func)} in plain PyTorch", "the random ops that are in the graph")
-        self._left[key] -= 1
-        call = require_program(self._graph).calls[self._drawing[key][0]]
-        if isinstance(call, Call) and _name(func) != (wanted := _name(call.target)):
+    def _made_once(self, key: DrawKey, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        key = key if key in self._left else replace(key, micro_batch=-1)  # of a draw that micro-batches share
+        call = self._calls[self._draws[key][0]] if self._left[key] else None
+        wanted = "no other one" if call is None else _name(call.target)  # type: ignore[union-attr]
+        if _name(func) != wanted:
             raise _unlike(f"{_name(func)} in plain PyTorch", f"{wanted}, as in the graph")
-        return seeded(func, self._place, seed=self._seed, key=key)(self._number, *args, **kwargs)
+        self._left[key] -= 1
+        return self.make(key, func, args, kwargs)
 
 
 def _name(target: Callable[..., Any]) -> str:

@@ -491,6 +491,15 @@ class Program:
         """What a step returns, its tensors made by `read`."""
         return closed(pytree.tree_map_only(Ref, read, self.result))
 
+    @property
+    def draws(self) -> dict[DrawKey, list[int]]:
+        """Ops that draw random numbers, by their draws: several make one that is made again."""
+        found: dict[DrawKey, list[int]] = {}
+        for op, call in self.calls.items():
+            if isinstance(call, Call) and call.draw is not None:
+                found.setdefault(call.draw, []).append(op)
+        return found
+
     def base(self, ref: Ref) -> int:
         """The tensor whose memory `ref` shows."""
         return ref.id if ref.id < self.num_tensors else self.views[ref.id - self.num_tensors].base

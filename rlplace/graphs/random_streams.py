@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -34,8 +34,8 @@ class DrawKey:
 
     Attributes:
         place: how many draws of its stream came before it.
-        fixed: of a stream that the step itself seeds (`manual_seed(7)`), and that is the same in every step: a number
-            for the state that it begins with. None for the step's own stream, which is another in each step.
+        fixed: of a stream that the step itself seeds (`manual_seed(7)`), and that is the same in every step: its seed,
+            or a number for the state that it begins with. None for the step's own stream, another in each step.
         micro_batch: the one that it belongs to; -1 for a draw of the whole batch, which all of them may share.
         shard: of an op that is split: which part draws; -1 for a whole draw.
     """
@@ -52,6 +52,8 @@ class DrawKey:
             seed: of the placed model.
             step: number of the step.
         """
+        if self.fixed is not None and (self.micro_batch, self.shard, self.place) == (-1, -1, 0):
+            return self.fixed  # on a CPU, the first draw after `manual_seed` has the very numbers of eager
         base = (seed, step) if self.fixed is None else (self.fixed, -1)
         return _mix(*base, self.micro_batch, self.shard, self.place)
 
@@ -60,100 +62,68 @@ Draw = Callable[[DrawKey, Any, tuple[Any, ...], dict[str, Any]], Any]
 """Makes the result of a random op: called with its key, the op, its arguments and its keyword arguments."""
 
 
-class Streams:
-    """While active, the state of each generator that a step draws from is a place in a stream, and nothing else.
+class Streams(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs a step so that each of its draws has a key: the state of every generator is a place in a stream.
 
     It is PyTorch's own generators that are moved, and those that the step makes or holds (`torch.Generator`): code that
-    saves, restores or seeds their states, in the forward or in a backward, needs no help. After `with Streams()` all of
-    them are as they were before.
+    saves, restores or seeds their states, in the forward or in a backward, needs no help. Afterwards all of them are as
+    they were before.
 
-        with Streams(draw) as streams, streams.step():
+        with Streams(draw).step():
             loss = loss_fn(model(x), target)
             loss.backward()
 
     calls `draw` for every random op, with the keys that a trace of the same code gives them. For that the ops have to
-    come apart as in the trace: run the step under `portable(model)`, in the same mode, on devices of the type that it
-    was captured on. An eager op may be the in-place form (`bernoulli_`) of the one in the program (`bernoulli.p`), and
-    takes no `generator` any more.
+    come apart as in the trace: run the step under `portable(model)`, with the model in the mode that it was captured
+    in, on devices of the same type. An eager op may be the in-place form (`bernoulli_`) of the one in the program
+    (`bernoulli.p`), and takes no `generator` any more.
 
     Args:
-        draw: makes the results of random ops; by default they draw as a placed step does.
-        seed: of that placed step.
+        draw: makes the results of random ops; `make` by default.
+        seed: of a placed model, for `make`.
+
+    Attributes:
+        is_left: whether the last step left PyTorch's generators in a stream that it had seeded itself.
     """
 
     def __init__(self, draw: Draw | None = None, *, seed: int = 0) -> None:
-        self._draw, self._seed, self._number = draw, seed, 0
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._draw, self._seed, self._number, self.is_left = draw or self.make, seed, 0, False
         self._keys: dict[bytes, DrawKey] = {}  # by a hash of the generator's state
-        self._before: dict[torch.Generator, torch.Tensor] = {}
-        self._begun = itertools.count()
-
-    def __enter__(self) -> Self:
-        self._before = {generator: generator.get_state() for generator in cuda.default_generators()}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for generator, state in self._before.items():
-            generator.set_state(state)
+        self._before: dict[torch.Generator, torch.Tensor] = {}  # states of all generators that were drawn from
+        self._count = itertools.count()
 
     @contextmanager
     def step(self, number: int = 0) -> Iterator[None]:
         """While active, one step runs; no other thread draws for a placed step meanwhile.
 
         Args:
-            number: of the step, for the draws that are made by default.
+            number: of the step, for `make`.
         """
-        self._number = number
-        with _lock, _Mode(self._drawn):
-            _active.append(self)
+        self._number, own = number, cuda.default_generators()
+        with _lock, self:
+            self._before = {each: each.get_state() for each in (*own, *self._before)}
+            self.begin()
             try:
-                self.begin()
                 yield
             finally:
-                _active.pop()
+                self.is_left = any(self._key(each).fixed is not None for each in own)
+                for generator, state in self._before.items():
+                    generator.set_state(state)
 
     def begin(self, micro_batch: int = -1) -> None:
-        """The own stream of the step, or of one of its micro-batches, begins: what follows draws from its first place
-        on."""
-        nonce = next(self._begun)  # what a step reads from its own state is no seed that the next step has again
-        for index, generator in enumerate(cuda.default_generators()):
+        """The own stream of the step begins, or that of one of its micro-batches, from its first place on.
+
+        Its states are others each time: a state that a step makes a seed of, or a generator of the user's that goes on
+        from step to step, gives keys that the next step does not have again.
+        """
+        nonce = next(self._count)
+        for index, generator in enumerate(self._before):
             self._move(generator, _mix(nonce, index), DrawKey(index << 32, None, micro_batch))
 
-    @property
-    def is_own(self) -> bool:
-        """Whether PyTorch's generators are in the step's own stream."""
-        return all(self._key(generator).fixed is None for generator in cuda.default_generators())
-
-    def _drawn(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Generator)]
-        place = _place(args, kwargs)
-        generator = given[0] if given else _default(place)
-        before = generator.get_state()
-        self._before.setdefault(generator, before)
-        key = self._key(generator)
-        args, kwargs = pytree.tree_map_only(torch.Generator, lambda _: None, (args, kwargs))
-        try:
-            if self._draw is not None:
-                return self._draw(key, func, args, kwargs)
-            return _seeded(func, place, key.seed(self._seed, self._number), args, kwargs)
-        finally:
-            self._move(generator, int.from_bytes(_hash(before)) >> 1, replace(key, place=key.place + 1))
-
-    def _key(self, generator: torch.Generator) -> DrawKey:
-        """The key of the generator's next draw; a state that is not known yet begins a stream."""
-        name = _hash(generator.get_state())
-        return self._keys.setdefault(name, DrawKey(0, int.from_bytes(name) >> 1))
-
-    def _move(self, generator: torch.Generator, seed: int, key: DrawKey) -> None:
-        generator.manual_seed(seed)
-        self._keys[_hash(generator.get_state())] = key
-
-
-class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Hands random ops over; keeps states of generators real among fake tensors, so that they can be restored."""
-
-    def __init__(self, drawn: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._drawn, self._lengths = drawn, {each.get_state().shape for each in cuda.default_generators()}
+    def make(self, key: DrawKey, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a random op as a placed step draws it."""
+        return _seeded(func, place_of(args, kwargs), key.seed(self._seed, self._number), args, kwargs)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -161,14 +131,38 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if not is_draw(func, args, kwargs):
             first = args[0] if args else None
-            if type(first) is torch.Tensor and first.dtype is torch.uint8 and first.shape in self._lengths:
-                with _disable_current_modes():
+            if type(first) is torch.Tensor and first.dtype is torch.uint8 and first.shape in self._shapes:
+                with _disable_current_modes():  # a copy of a saved state stays real among fake tensors
                     return func(*args, **kwargs)
             return func(*args, **kwargs)
         if func._can_decompose():  # under inference mode; it draws several times, or never
             with self:
                 return func.decompose(*args, **kwargs)
-        return self._drawn(func, args, kwargs)
+        given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Generator)]
+        generator = given[0] if given else _default(place_of(args, kwargs))
+        before = generator.get_state()
+        self._before.setdefault(generator, before)
+        key = self._key(generator)
+        args, kwargs = pytree.tree_map_only(torch.Generator, lambda _: None, (args, kwargs))
+        try:
+            return self._draw(key, func, args, kwargs)
+        finally:
+            self._move(generator, int.from_bytes(_hash(before)) >> 1, replace(key, place=key.place + 1))
+
+    @property
+    def _shapes(self) -> set[torch.Size]:
+        return {state.shape for state in self._before.values()}
+
+    def _key(self, generator: torch.Generator) -> DrawKey:
+        """The key of the generator's next draw; a state that is not known yet begins a stream."""
+        name, seed = _hash(generator.get_state()), generator.initial_seed()
+        if name not in self._keys:
+            is_fresh = generator.device == CPU and name == _hash(torch.Generator().manual_seed(seed).get_state())
+            self._keys[name] = DrawKey(0, seed if is_fresh else int.from_bytes(name) >> 1)
+        return self._keys[name]
+
+    def _move(self, generator: torch.Generator, seed: int, key: DrawKey) -> None:
+        self._keys[_hash(generator.manual_seed(seed).get_state())] = key
 
 
 def is_draw(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -184,14 +178,6 @@ def is_draw(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 _lock = threading.RLock()
-_active: list[Streams] = []
-"""Those whose step runs, the innermost last."""
-
-
-def begin_micro_batch(index: int) -> None:
-    """Says that eager code goes on with a micro-batch of the step, -1 for the whole batch, if streams are active."""
-    for streams in _active[-1:]:
-        streams.begin(index)
 
 
 def seeded(
@@ -208,18 +194,14 @@ def seeded(
     """
 
     def run(step: int, *args: Any, **kwargs: Any) -> Any:
+        if source is not None:
+            args, kwargs = pytree.tree_map_only(torch.Tensor, lambda each: each.to(source), (args, kwargs))
+            kwargs |= {"device": source} if kwargs.get("device") is not None else {}
         with _lock:  # the generator belongs to the whole process: others must not notice
-            return _seeded(target, place, key.seed(seed, step), args, kwargs)
-
-    def run_elsewhere(step: int, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda each: each.to(source), (args, kwargs))
-        if kwargs.get("device") is not None:
-            kwargs["device"] = source
-        with _lock:
             drawn = _seeded(target, source or place, key.seed(seed, step), args, kwargs)
-        return pytree.tree_map_only(torch.Tensor, lambda each: each.to(place), drawn)
+        return drawn if source is None else pytree.tree_map_only(torch.Tensor, lambda each: each.to(place), drawn)
 
-    return run if source in (None, place) else run_elsewhere
+    return run
 
 
 def _seeded(target: Callable[..., Any], place: torch.device, seed: int, args: Any, kwargs: Any) -> Any:
@@ -240,7 +222,7 @@ def _default(place: torch.device) -> torch.Generator:
     return generators[index if index < len(generators) else 0]
 
 
-def _place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+def place_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
     """The device that a random op runs on."""
     first = next((each.device for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)), CPU)
     return torch.device(kwargs.get("device") or first)

@@ -37,7 +37,7 @@ from rlplace.graphs.micro_batching.dependence import (
 from rlplace.graphs.micro_batching.slices import run_in_micro_batches
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.program import Call, Slicing, loss_of, opened, tensors_in, with_tensors
-from rlplace.graphs.random_streams import DrawKey, Streams, seeded
+from rlplace.graphs.random_streams import DrawKey, Streams, place_of, seeded
 
 aten = torch.ops.aten
 
@@ -79,7 +79,7 @@ class _Check:
         self.graph, self.program = graph, require_program(graph)
         self.origin, self.micro = self.program.origin, self.program.origin.micro
         self.tensors, self.filled = with_tensors((self.origin.args, self.origin.kwargs))
-        self.keys = {call.draw for call in self.program.calls.values() if isinstance(call, Call) and call.draw}
+        self.keys = self.program.draws
         self.has_shards = any(key.shard >= 0 for key in self.keys)
         self.is_whole = True
         self.whole: dict[DrawKey, list[Tensor]] = {}  # draws of the batch
@@ -171,7 +171,7 @@ class _Check:
             stack.enter_context(torch.autocast(kind, dtype=origin.autocast, enabled=origin.autocast is not None))
             stack.enter_context(untouched(origin.model, origin.loss_fn))
             stack.enter_context(self._mode(is_double=is_double, is_fixed=is_fixed))
-            stack.enter_context(streams := Streams(self._drawn))
+            streams = Streams(self._drawn)
             stack.enter_context(streams.step())
             state = {name: each.detach().clone() for name, each in self.state.items()}
             for name, each in own.items():
@@ -186,7 +186,7 @@ class _Check:
             with swapped(origin.model, state):  # until the end of the backward, which may run the model again
                 if in_slices and self.micro is not None:
                     result = run_in_micro_batches(
-                        origin.model, (args, kwargs), origin.loss_fn, tuple(targets), self.micro
+                        origin.model, (args, kwargs), origin.loss_fn, tuple(targets), self.micro, streams.begin
                     )
                 else:
                     streams.begin(-1 if self.micro is None else 0)
@@ -212,7 +212,7 @@ class _Check:
             key,
             key if key in self.keys else replace(key, micro_batch=-1),
         )  # of a draw that micro-batches share
-        result = seeded(op, _place(args, kwargs), seed=0, key=key)(0, *args, **kwargs)
+        result = seeded(op, place_of(args, kwargs), seed=0, key=key)(0, *args, **kwargs)
         noise = args[1] if op.overloadpacket is aten.rrelu_with_noise else result
         self.whole[asked] = [each.clone() for each in tensors_in(noise)]
         return result
@@ -226,7 +226,7 @@ class _Check:
             return call.target(*args, **kwargs)
         if self.has_shards:
             return constant_draw(call.target, args, kwargs)
-        result = seeded(call.target, _place(args, kwargs), seed=0, key=call.draw)(0, *args, **kwargs)
+        result = seeded(call.target, place_of(args, kwargs), seed=0, key=call.draw)(0, *args, **kwargs)
         index, first = call.draw.micro_batch, replace(call.draw, micro_batch=0)  # of the batch: see `_eager`
         is_cut = self.is_whole and index >= 0
         whole = self.whole.get(first if is_cut else call.draw, self.whole.get(first))
@@ -347,11 +347,6 @@ def _slice_of(whole: Tensor, part: Tensor, batch: int, start: int, size: int) ->
         return None
     grown = whole.shape[dims[0]] // batch
     return whole.narrow(dims[0], start * grown, size * grown)
-
-
-def _place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
-    first = next((each.device for each in tensors_in((args, kwargs))), torch.device("cpu"))
-    return torch.device(kwargs.get("device") or first)
 
 
 def _plain(value: Tensor) -> Tensor:

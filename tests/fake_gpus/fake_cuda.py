@@ -142,8 +142,8 @@ class FakeCuda:
         """Nothing: no memory is kept."""
 
 
-NOT_FAKED = ("capture_graph",)
-"""What only a plain PyTorch step is run with."""
+NOT_FAKED = ("capture_graph", "default_generators")
+"""What only a plain PyTorch step, or a trace, is run with."""
 AS_THEY_ARE = ("parse_name", "is_out_of_memory", "is_sticky", "is_gone", "is_lost", "is_late", "advice")
 """What does not touch a GPU."""
 

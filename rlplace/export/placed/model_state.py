@@ -1,5 +1,7 @@
 """`PlacedState`: parameters, buffers, gradients and optimizer state of a model, where the placement keeps them.
 
+`read_step`: a file of a placed step.
+
 `CapturedOptimizer`: the optimizer in a captured step, its options settable, and as an optimizer of PyTorch.
 """
 
@@ -9,17 +11,21 @@ import contextlib
 import dataclasses
 import itertools
 import math
+import os
 from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from rlplace.errors import InvalidValue, check_known, refuse_if
+from rlplace.errors import FileProblem, InvalidValue, check_known, refuse_if
 from rlplace.export.placed.rank_shards import RankShards
 from rlplace.export.placed.split_state import Stored, other_shards, split_parameters
 from rlplace.export.placed.step_arguments import layout
+from rlplace.files import parse_json
 from rlplace.graphs import OpGraph, OptimizerSpec
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.optimizers import UpdateState, torch_optimizer
@@ -659,3 +665,53 @@ class Option:
 
     def __set__(self, step: Any, value: object) -> None:
         step.captured_optimizer.set_option(self._name, value)
+
+
+SCHEMA = 2
+"""Of a file of `PlacedModel.save`: one safetensors file, which runs no code when it is loaded.
+
+Draws of steps of schema 1 were seeded by the numbers of their ops."""
+
+
+def read_step(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """What a file of `PlacedModel.save` tells, and its tensors.
+
+    Raises:
+        FileProblem: it cannot be read, or is another file.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            told = parse_json((file.metadata() or {}).get("rlplace", "{}"), path)
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+    except SafetensorError as error:
+        raise FileProblem(
+            path,
+            f"cannot be read as a file of `step.save(path)` ({error}): a `state_dict` of `torch.save` is loaded by "
+            f"`step.load_state_dict(torch.load(path))`.",
+        ) from error
+    except (OSError, ValueError) as error:
+        raise FileProblem(path, f"cannot be read: {error}.") from error
+    told = {
+        "num_evaluations": 0,
+        "optimizer": None,
+        **(told if isinstance(told, dict) else {}),
+    }  # older files lack both
+    counts = told.get("num_steps"), told["num_evaluations"]
+    is_whole = all(isinstance(count, int) for count in counts) and isinstance(told["optimizer"], dict | None)
+    if told.get("schema") not in (1, SCHEMA) or not is_whole:
+        raise FileProblem(path, f"no state of a placed step of schema {SCHEMA}: `step.save(path)` writes one.")
+    return told, tensors
+
+
+def check_draws(schema: int, program: Program, path: str | os.PathLike[str]) -> None:
+    """Refuses to go on with a training whose random ops drew other numbers.
+
+    Raises:
+        FileProblem: the step draws, and what was saved is of another schema.
+    """
+    if schema != SCHEMA and program.draws:
+        raise FileProblem(
+            path,
+            f"of an earlier rlplace (schema {schema}, now {SCHEMA}), whose random ops drew other numbers from the same "
+            f"seed. Take its parameters alone (`load_state_dict`), or end that training with that rlplace.",
+        )

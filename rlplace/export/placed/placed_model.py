@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, get_args
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -34,13 +33,16 @@ from rlplace.export.placed.graphs import (
     check_arguments,
 )
 from rlplace.export.placed.model_state import (
+    SCHEMA,
     CapturedOptimizer,
     Option,
+    check_draws,
     optimizer_state,
+    read_step,
     set_options,
 )
 from rlplace.export.placed.step_arguments import Arguments
-from rlplace.files import parse_json, write_bytes_atomic
+from rlplace.files import write_bytes_atomic
 from rlplace.graphs import OpGraph
 from rlplace.graphs.capturing.portable import original_of, uncompiled
 from rlplace.graphs.capturing.untouched import call_with, dotted
@@ -80,7 +82,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         graph: captured from the model.
         host: a host of this machine, or a HOST word for it.
         plan: the plan to run.
-        seed: of random ops. Each draws from (seed, op, step), the same numbers on all devices of the same kind.
+        seed: of random ops. Each draws from (seed, step, place), the same numbers on all devices of the same kind.
         op_order: order of ops in the search of the plan, one of `OP_ORDERS`; None if unknown.
         step_time_s: measured or simulated step time of the plan; None if unknown.
         table: of the race that the plan won; None without a race.
@@ -377,7 +379,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
                 overwritten.
         """
         with self._turn(runs=False):
-            told, found = _read(Path(path))
+            told, found = read_step(Path(path))
             own, optimizer, spec = self._state.stored(), self._optimizer, told["optimizer"] or {}
             own_name, options = (None, ()) if optimizer is None else (optimizer.spec.name, optimizer.options)
             if (name := spec.get("name")) != own_name:
@@ -386,6 +388,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
                 raise FileProblem(
                     path, f"of a step with seed {seed}, this one has {self._seed}: random ops would differ."
                 )
+            check_draws(told["schema"], self._program, path)
             if lacking := set(options) - spec.keys():
                 raise FileProblem(path, f"its optimizer lacks {min(lacking)!r}.")
             names = {key.split(".", 2)[-1] for key in found.keys() - own.keys() if key.startswith("optimizer.")}
@@ -414,10 +417,12 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
 
         Returns:
             `model`: the model's own `state_dict`. `optim`: state and options of the optimizer by names of parameters,
-            as PyTorch flattens them. `rlplace`: counts of steps.
+            as PyTorch flattens them. `rlplace`: counts of steps, and the schema of
+            draws if the step has any.
         """
         with self._turn(runs=False):
             counts = {"num_steps": self.num_steps, "num_evaluations": self._num_evaluations}
+            counts |= {"schema": SCHEMA} if self._program.draws else {}
             return {
                 "model": self._state.under_names(self._state.shown()),
                 "optim": optimizer_state(self._torch_optimizer(optimizer), self._state),
@@ -434,6 +439,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         with self._turn(runs=False):
             set_options(self._torch_optimizer(optimizer), self._state, state["optim"])
             counts = state.get("rlplace", {})
+            check_draws(int(counts.get("schema", 1 if counts else SCHEMA)), self._program, "checkpoint")
             self.num_steps = int(counts.get("num_steps", self.num_steps))
             self._num_evaluations = int(counts.get("num_evaluations", self._num_evaluations))
 
@@ -617,35 +623,6 @@ class _HasRun:
 
 
 _HAS_RUN = _HasRun()
-
-
-SCHEMA = 1
-"""Of a file of `PlacedModel.save`: one safetensors file, which runs no code when it is loaded."""
-
-
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            told = parse_json((file.metadata() or {}).get("rlplace", "{}"), path)
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
-    except SafetensorError as error:
-        raise FileProblem(
-            path,
-            f"cannot be read as a file of `step.save(path)` ({error}): a `state_dict` of `torch.save` is loaded by "
-            f"`step.load_state_dict(torch.load(path))`.",
-        ) from error
-    except (OSError, ValueError) as error:
-        raise FileProblem(path, f"cannot be read: {error}.") from error
-    told = {
-        "num_evaluations": 0,
-        "optimizer": None,
-        **(told if isinstance(told, dict) else {}),
-    }  # older files lack both
-    counts = told.get("num_steps"), told["num_evaluations"]
-    is_whole = all(isinstance(count, int) for count in counts) and isinstance(told["optimizer"], dict | None)
-    if told.get("schema") != SCHEMA or not is_whole:
-        raise FileProblem(path, f"no state of a placed step of schema {SCHEMA}: `step.save(path)` writes one.")
-    return told, tensors
 
 
 def to_step(

@@ -502,7 +502,7 @@ def to_module(
         graph: of a step of the model (training or inference), with its program.
         placement: made for `graph` and for a host of this machine.
         host: that host, or a HOST word for it; by default the host of this machine that the placement was made for.
-        seed: of random ops: each draws from (seed, op, call).
+        seed: of random ops: each draws from (seed, call, place).
 
     Raises:
         InvalidValue: an argument is not a model, graph or placement, or the arguments are in the wrong order.

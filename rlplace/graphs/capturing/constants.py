@@ -30,6 +30,7 @@ from rlplace.errors import CaptureError
 from rlplace.graphs.capturing.functional import live_nodes, mutates
 from rlplace.graphs.capturing.refusals import line_of_user
 from rlplace.graphs.program import Folded
+from rlplace.graphs.random_streams import DrawKey
 
 aten = torch.ops.aten
 
@@ -491,6 +492,12 @@ def spread_origins(module: torch.fx.GraphModule) -> None:
 def module_of(node: torch.fx.Node) -> str:
     """The dotted path of the module that a node came from."""
     return str(_custom(node).get("module") or "")
+
+
+def draw_of(node: torch.fx.Node) -> DrawKey | None:
+    """The draw that a node of a trace makes; None for one that draws no random numbers."""
+    is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return _custom(node)["draw"] if is_random else None  # what is traced again has the notes of all that it is made of
 
 
 def _custom(node: torch.fx.Node) -> dict[str, Any]:

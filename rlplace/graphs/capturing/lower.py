@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
 from rlplace.errors import CaptureError, InvalidValue, UnknownName
-from rlplace.graphs.capturing.constants import memory, module_of
+from rlplace.graphs.capturing.constants import draw_of, memory, module_of
 from rlplace.graphs.capturing.functional import is_view, live_nodes
 from rlplace.graphs.capturing.trace import Trace
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, GraphBuilder, OpGraph, OpRow, TensorRow
@@ -226,7 +226,7 @@ class LoweredStep:
             kwargs=kwargs,
             outputs=outputs,
             returns_tuple=returns_tuple,
-            draw=custom.get("draw") if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) else None,
+            draw=draw_of(node),
             takes_device=any(argument.name == "device" for argument in arguments),
         )
 

@@ -170,6 +170,7 @@ def trace_step(
         with fx_traceback.preserve_node_meta(), annotated(model), streams.step():
             return make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*twins)
 
+    streams = Streams(_marked)
     check_devices({**trainable, **fixed, **buffers}, tensors, targets)
     autocast = autocast_dtype(values)
     none: contextlib.AbstractContextManager[list[Statistics]] = contextlib.nullcontext([])
@@ -178,7 +179,6 @@ def trace_step(
         untouched(model, loss_fn),
         explained(model, loss_fn, eagerly if has_values(values) else None, dtypes),
         portable(model),
-        Streams(_marked) as streams,
         _use_lazy_graph_module(True),  # the code of the graph modules made on the way is never run
         grad_mode,
     ):
@@ -187,7 +187,7 @@ def trace_step(
             module = make()
         result = dict(captured)
         check_steps_alike(model, module, make, state, watched_state(model, loss_fn), frozen)
-        check_draws_alike(module, make, is_left=not streams.is_own)
+        check_draws_alike(module, make, is_left=streams.is_left)
         captured.update(result)
         check_dtypes(module, make, dtypes)
         spread_origins(module)

@@ -13,7 +13,6 @@ import contextlib
 import copy
 import enum
 import functools
-import itertools
 import logging
 import operator
 import random
@@ -34,8 +33,9 @@ from torch.nn.utils import parametrize, stateless
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError, UnknownName
-from rlplace.graphs.capturing.constants import forwards, module_of, own_classes, places_of, read_by, referenced
+from rlplace.graphs.capturing.constants import draw_of, forwards, module_of, own_classes, places_of, read_by, referenced
 from rlplace.graphs.program import tensors_in
+from rlplace.graphs.random_streams import DrawKey
 
 
 @contextlib.contextmanager
@@ -254,34 +254,31 @@ def check_draws_alike(traced: GraphModule, again: Callable[[], GraphModule], *, 
         CaptureError: the next step draws from other states, or begins in the one that this step has left.
     """
     draws = _draws(traced)
-    if all(node.meta["custom"]["draw"].fixed is None for node in draws):
+    own = next((node for node, _, key in draws if key.fixed is None), None)
+    if all(key.fixed is None for *_, key in draws):
         return
-    own = next((node for node in draws if node.meta["custom"]["draw"].fixed is None), None)
-    following = _draws(again())
-    pairs = itertools.zip_longest(draws, following)
-    changed = next((one or other for one, other in pairs if _drawn(one) != _drawn(other)), own if is_left else None)
-    if changed is not None:
-        where = f"op {changed.target} in module {module_of(changed) or 'the root'}"
-        why = (
-            "PyTorch's generator as an earlier step left it, which seeds it later on (`torch.manual_seed`)"
-            if changed is own
-            else "a random state that goes on from step to step (a `torch.Generator` of its own), or from a seed that "
-            "is another in each step (`torch.seed`)"
-        )
-        raise CaptureError(
-            f"cannot capture the model: {where} draws from {why}. No graph holds that state. "
-            f"Leave `generator=` out: draws are seeded by the step. Or seed the generator in every step with the same "
-            f"number, `torch.manual_seed` within `torch.random.fork_rng()`.",
-            op=str(changed.target),
-        )
+    pairs = zip(draws, [*_draws(again()), *draws], strict=False)
+    unlike = next((one[0] for one, other in pairs if one[1:] != other[1:]), None)
+    if unlike is None and not (is_left and own):
+        return
+    found: Any = unlike or own
+    why = (
+        "PyTorch's generator as an earlier step left it, which seeds it later on (`torch.manual_seed`)"
+        if unlike is None
+        else "a random state that goes on from step to step (a `torch.Generator` of its own), or from a seed that is "
+        "another in each step (`torch.seed`)"
+    )
+    raise CaptureError(
+        f"cannot capture the model: op {found.target} in module {module_of(found) or 'the root'} draws from {why}. No "
+        f"graph holds that state. Leave `generator=` out: draws are seeded by the step. Or seed the generator in every "
+        f"step with the same number, `torch.manual_seed` within `torch.random.fork_rng()`.",
+        op=str(found.target),
+    )
 
 
-def _draws(module: GraphModule) -> list[Node]:
-    return [node for node in module.graph.nodes if "draw" in (node.meta.get("custom") or {})]
-
-
-def _drawn(node: Node | None) -> Any:
-    return None if node is None else (node.target, node.meta["custom"]["draw"])
+def _draws(module: GraphModule) -> list[tuple[Node, Any, DrawKey]]:
+    """The random ops of a trace, with what they are and which draws they make."""
+    return [(node, node.target, key) for node in module.graph.nodes if (key := draw_of(node)) is not None]
 
 
 def _is_free(name: str, frozen: Collection[str]) -> bool:
@@ -315,12 +312,10 @@ def _work(module: GraphModule) -> Iterator[tuple[Any, ...]]:
     for node in module.graph.nodes:
         if node.op == "placeholder":
             dependent.add(node)
-        elif node.op == "call_function":
-            is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-            if is_random or any(each in dependent for each in node.all_input_nodes):
-                dependent.add(node)
-                plain = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: each in dependent)
-                yield str(node.target), repr(plain), _drawn(node) if is_random else None
+        elif (key := draw_of(node)) or any(each in dependent for each in node.all_input_nodes):
+            dependent.add(node)
+            plain = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: each in dependent)
+            yield str(node.target), repr(plain), key
 
 
 MOST_VALUES = 20_000

@@ -55,10 +55,12 @@ class Assembly:
 
     Attributes:
         ops: the columns so far.
+        shared_draws: those that are the same in all micro-batches.
     """
 
     def __init__(self) -> None:
         self.ops = Lowered()
+        self.shared_draws: set[DrawKey] = set()
         self._mode = FakeTensorMode()
         self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id of a value, which stays alive with it
         self._known: dict[str, tuple[Facts, Any]] = {}  # by signature: what a call costs, and what it returns
@@ -126,11 +128,14 @@ class Assembly:
                 ops.seeds.add(new)
             ops.calls[new] = Call(
                 *(call.target, args, kwargs, outputs, call.returns_tuple),
-                draw=_of_micro_batch(call.draw, micro_batch),
+                draw=self._draw(call.draw, micro_batch),
                 takes_device=call.takes_device,
             )
             if call.target is _ZEROS:
                 empty[key] = refs[call.outputs[0]]
+
+    def _draw(self, key: DrawKey | None, micro_batch: int) -> DrawKey | None:
+        return key if key is None or key in self.shared_draws else replace(key, micro_batch=micro_batch)
 
     def here(self, part: Lowered, ref: Ref, refs: RefMap) -> Ref:
         """The reference in the assembly for `ref` of `part`; a view that no op has read so far is added."""
@@ -209,10 +214,6 @@ class Assembly:
         ops.calls[op] = Call(target, (place, value), {}, (), returns_tuple=False)
         built.mutations.append((op, place.id))
         built.together.append((op, home, *together))
-
-
-def _of_micro_batch(key: DrawKey | None, micro_batch: int) -> DrawKey | None:
-    return None if key is None else replace(key, micro_batch=micro_batch)
 
 
 def named(name: str, micro_batch: int) -> str:

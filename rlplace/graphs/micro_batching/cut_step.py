@@ -30,7 +30,8 @@ from rlplace.graphs.capturing.trace import AsSlice, check_alone, fakes, trace_st
 from rlplace.graphs.capturing.untouched import call_with, dotted, untouched
 from rlplace.graphs.micro_batching.assembly import Assembly, Gradients, Parts, RefMap, running_ops
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
-from rlplace.graphs.program import OptimizerSpec, Origin, Ref, closed, opened, tensors_in, with_tensors
+from rlplace.graphs.program import Call, OptimizerSpec, Origin, Ref, closed, opened, tensors_in, with_tensors
+from rlplace.graphs.random_streams import Draw, DrawKey, Streams
 
 aten = torch.ops.aten
 
@@ -91,6 +92,33 @@ class _Capture:
             result, results, self.optimizer, origin, is_training=self.is_training, gradients=gradients
         )
 
+    def _share_draws(self) -> None:
+        """Finds the draws that micro-batches share: those of the whole batch that have no part for each sample.
+
+        Gradients that are accumulated share what is seeded: every micro-batch seeds it again.
+        """
+        steps = list(self.parts.steps.values())
+        draws = [
+            (call.draw, step.ops.built.tensors[call.outputs[0]].shape)
+            for step in steps
+            for call in step.ops.calls.values()
+            if isinstance(call, Call) and call.draw is not None
+        ]
+        shapes: dict[DrawKey, torch.Size] = {}
+
+        def noted(key: DrawKey, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            drawn = func(*args, **kwargs)
+            shapes[key] = tensors_in(drawn)[0].shape
+            return drawn
+
+        if self.micro.verdict.kind == "accumulated":
+            self.assembly.shared_draws.update(key for key, _ in draws if key.fixed is not None)
+        elif draws:
+            origin = self.parts.origin
+            fake_output(origin.model, origin.args, origin.kwargs, is_training=self.is_training, draw=noted)
+            apart = {key for key, shape in draws if shapes.get(key) != shape}
+            self.assembly.shared_draws.update({key for key, _ in draws} - apart)
+
     def _indices_of_sizes(self) -> list[int]:
         """One micro-batch of each size."""
         return [self.slicing.sizes.index(size) for size in dict.fromkeys(self.slicing.sizes)]
@@ -99,6 +127,7 @@ class _Capture:
         for index in self._indices_of_sizes():
             self.parts.capture(index, AsSlice(weight=self.micro.weights[index]))
         self.parts.add_sources()
+        self._share_draws()
         self.gradients = Gradients(self.assembly, self.parts)
         losses = []
         for index in range(self.slicing.num_micro_batches):
@@ -122,6 +151,7 @@ class _Capture:
         for index in self._indices_of_sizes():
             self.parts.capture(index, AsSlice(outputs=joined.differentiated), joined.seeds(index))
         self.parts.add_sources()
+        self._share_draws()
         for index in range(self.slicing.num_micro_batches):
             ops, refs = self.parts.step(index).ops, self.parts.refs(index)
             self.refs.append(refs)
@@ -382,6 +412,7 @@ def fake_output(
     *,
     is_training: bool,
     differentiated: Sequence[int] = (),
+    draw: Draw | None = None,
 ) -> Any:
     """The results of `model`, opened, as fake tensors; in training they require gradients as real ones would.
 
@@ -391,6 +422,7 @@ def fake_output(
         kwargs: keyword arguments.
         is_training: whether there are gradients.
         differentiated: positions of the input tensors that require one.
+        draw: makes the results of random ops.
 
     Raises:
         CaptureError: the model cannot run on fake tensors; names the op and the user's line.
@@ -404,7 +436,15 @@ def fake_output(
         twins[len(state) + position].requires_grad_(True)
     fake_args, fake_kwargs = filled(twins[len(state) :])
     grad_mode = torch.enable_grad() if is_training else torch.no_grad()
-    with untouched(model), explained(model), statistics_handed_out(model), portable(model), grad_mode, _mode_of(twins):
+    with (
+        untouched(model),
+        explained(model),
+        statistics_handed_out(model),
+        portable(model),
+        grad_mode,
+        _mode_of(twins),
+        Streams(draw).step(),
+    ):
         for name, parameter in parameters.items() if is_training else ():
             own[name].requires_grad_(parameter.requires_grad)
         return opened(call_with(model, own, fake_args, fake_kwargs))

@@ -15,7 +15,6 @@ from torch.utils import _pytree as pytree
 from rlplace.errors import InvalidValue, UnknownName, refuse_if
 from rlplace.graphs.capturing.trace import LossFn
 from rlplace.graphs.program import LossByName, MicroBatches, Slicing, closed, even_sizes, opened
-from rlplace.graphs.random_streams import begin_micro_batch
 
 BatchDims = Sequence[int | None] | Mapping[Any, int | None]
 """The user's words: the batch's dimension (None: shared) of every tensor, or of some by name or position."""
@@ -200,6 +199,7 @@ def run_in_micro_batches(
     loss_fn: Callable[..., torch.Tensor] | None,
     targets: tuple[torch.Tensor, ...],
     micro: MicroBatches,
+    begin: Callable[[int], object] = int,
 ) -> Any:
     """The loss, its gradients added to those of the parameters; without a loss the joined output.
 
@@ -209,13 +209,14 @@ def run_in_micro_batches(
         loss_fn: of the output and the targets; None for inference.
         targets: of the whole batch.
         micro: how the batch is cut.
+        begin: called with each micro-batch before it runs, and with -1 before a loss of all of them.
     """
     leaves, spec = pytree.tree_flatten(call)
     inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     parts = [micro.slicing.cut([*inputs, *targets], index) for index in range(micro.slicing.num_micro_batches)]
 
     def output(index: int) -> Any:
-        begin_micro_batch(index)
+        begin(index)
         given = iter(parts[index])
         args, kwargs = pytree.tree_unflatten(
             [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec
@@ -226,7 +227,7 @@ def run_in_micro_batches(
         return _joined([output(index) for index in range(len(parts))], micro.output_dims)
     if micro.verdict.kind == "joined":
         joined = _joined([output(index) for index in range(len(parts))], micro.output_dims)
-        begin_micro_batch(-1)
+        begin(-1)
         whole = loss_fn(joined, *targets)
         whole.backward()  # type: ignore[no-untyped-call]
         return whole.detach()

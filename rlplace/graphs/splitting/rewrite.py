@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -31,7 +32,7 @@ from torch.fx import Node
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
 from rlplace.errors import CaptureError
-from rlplace.graphs.capturing.constants import memory, module_of
+from rlplace.graphs.capturing.constants import draw_of, memory, module_of
 from rlplace.graphs.capturing.functional import is_view
 from rlplace.graphs.capturing.lower import call_facts
 from rlplace.graphs.capturing.portable import logsumexp_dtype
@@ -152,6 +153,7 @@ class _Rewriting(ShardedValues):
         self._rows: dict[tuple[Node, int, int, int], Node] = {}
         self._gathered: list[Node] = []
         self._random: list[Node] = []
+        self._draws = Counter(map(draw_of, self._old.nodes))
         values = (node.meta.get("val") for node in self._old.nodes)
         fakes = (value for value in values if isinstance(value, FakeTensor))
         self._mode: FakeTensorMode = next(fakes).fake_mode
@@ -370,6 +372,9 @@ class _Rewriting(ShardedValues):
         def has(dim: Sequence[Atom]) -> bool:
             return atom in leaves(dim)
 
+        draw = draw_of(node)
+        if draw is not None and (draw.fixed is not None or self._draws[draw] > 1):
+            return False  # made again in this step or another, it may be split in another way there
         if any(map(has, use.whole)):
             return False
         for group in use.same:
@@ -396,8 +401,10 @@ class _Rewriting(ShardedValues):
         for one, dims in use.ins:
             local[one] = self._local(self._value(one), dims, atom, node)
         made = tuple(self._add_shard(node, use, atom, local, index, is_summed=is_summed) for index in shards)
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        if draw is not None:
             self._random.append(node)
+            for index, one in enumerate(made):
+                one.meta["custom"] = {**one.meta["custom"], "draw": replace(draw, shard=index)}
         self._set(node, made, kinds, atom)
         return True
 

@@ -22,7 +22,7 @@ from rlplace import cuda
 from rlplace.errors import RlplaceError, RunnerError
 from rlplace.graphs import OpGraph
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.program import Call, Update
+from rlplace.graphs.program import Update
 from rlplace.graphs.random_streams import CPU, DrawKey, seeded
 from rlplace.measure.costs.costs import allocated
 from rlplace.measure.execute.device_threads import (
@@ -58,7 +58,7 @@ class PlacedStep:
         plan: made for both.
         residents: where parameters and state are kept; plans over the same host may share them.
         crew: the host's threads.
-        seed: of random ops; each draws from (seed, op, step), the same numbers on all devices of one kind: a CPU and a
+        seed: of random ops; each draws from (seed, step, place), alike on all devices of one kind: a CPU and a
             GPU make different ones of one seed.
         is_traced: record the times of ops and transfers (see `timeline`).
         traced: items whose times are recorded then; None for all.
@@ -387,14 +387,12 @@ class PlacedStep:
     def _sources_of_draws(self) -> dict[DrawKey, torch.device | None]:
         """The CPU for draws that are made on several kinds of device, whose generators make different numbers of one
         seed; None for others, which each device makes by itself."""
-        devices = self._host.devices
-        kinds = [each.kind if each.backend == "cuda" else "" for each in devices]
-        where: dict[DrawKey, set[str]] = {}
-        for op, call in self._program.calls.items():
-            if isinstance(call, Call) and call.draw is not None:
-                # other steps and other graphs make the same draw where the step seeds it
-                here = {kinds[self.plan.devices[op]]} if call.draw.fixed is None else kinds
-                where.setdefault(call.draw, set()).update(here)
+        kinds = [each.kind if each.backend == "cuda" else "" for each in self._host.devices]
+        # other steps and other graphs make the same draw where the step seeds it
+        where = {
+            key: {kinds[self.plan.devices[op]] for op in ops} if key.fixed is None else {*kinds}
+            for key, ops in self._program.draws.items()
+        }
         return {key: CPU if len(found) > 1 else None for key, found in where.items()}
 
     def _hold_back(self, device: int) -> None:

@@ -70,6 +70,7 @@ class EagerStep:
 
     Attributes:
         place: where it runs.
+        begin: as of `run_in_micro_batches`.
 
     Raises:
         InvalidValue: the model was built from fake tensors and has no values to run with.
@@ -109,6 +110,7 @@ class EagerStep:
         self._as_written = uncompiled if transform is None else nullcontext
         self._run: Any = self._model if transform is None else transform(self._model)
         self.loss: Any = None
+        self.begin: Callable[[int], object] = int
 
     @property
     def is_widest(self) -> bool:
@@ -177,7 +179,7 @@ class EagerStep:
         with torch.set_grad_enabled(self._loss_fn is not None), casting:
             if self._micro is not None:
                 returned = run_in_micro_batches(
-                    self._run, (self._args, self._kwargs), self._loss_fn, self._targets, self._micro
+                    self._run, (self._args, self._kwargs), self._loss_fn, self._targets, self._micro, self.begin
                 )
             else:
                 returned = self._run(*self._args, **self._kwargs)

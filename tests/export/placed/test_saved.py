@@ -13,6 +13,7 @@ import pytest
 import torch
 from loops import HOST, batches, captured, classifier, placed
 from placed_steps import single
+from torch import nn
 
 from rlplace.errors import FileProblem
 from rlplace.export import PlacedModel
@@ -140,7 +141,7 @@ def test_no_file_and_another_file_are_told(tmp_path: Path) -> None:
         from safetensors.torch import save_file
 
         save_file({"a": torch.zeros(1)}, tmp_path / "other")
-        with pytest.raises(FileProblem, match=r"no state of a placed step of schema 1: `step\.save"):
+        with pytest.raises(FileProblem, match=r"no state of a placed step of schema 2: `step\.save"):
             step.load(tmp_path / "other")
 
 
@@ -148,3 +149,30 @@ def test_a_file_of_torch_save_is_refused_with_what_it_is_for(tmp_path: Path) -> 
     torch.save(classifier().state_dict(), tmp_path / "eager.pt")
     with placed(captured(classifier())) as step, pytest.raises(FileProblem, match=r"load_state_dict\(torch\.load"):
         step.load(tmp_path / "eager.pt")
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_a_file_of_draws_by_ops_is_refused_where_the_step_draws(p: float, tmp_path: Path) -> None:
+    import json
+
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    graph = captured(nn.Sequential(classifier(), nn.Dropout(p)), "adam")
+    with placed(graph) as step:
+        step.save(tmp_path / "now")
+        counts = step.checkpoint()["rlplace"]
+    with safe_open(tmp_path / "now", framework="pt") as file:
+        told = json.loads(file.metadata()["rlplace"]) | {"schema": 1, "num_steps": 3}
+        save_file({key: file.get_tensor(key) for key in file.keys()}, tmp_path / "old", {"rlplace": json.dumps(told)})  # noqa: SIM118
+    with placed(graph) as step:
+        if p:
+            with pytest.raises(FileProblem, match="random ops drew other numbers"):
+                step.load(tmp_path / "old")
+            with pytest.raises(FileProblem, match="random ops drew other numbers"):
+                step.restore({**step.checkpoint(), "rlplace": {"num_steps": counts["num_steps"]}})
+        else:
+            step.load(tmp_path / "old")
+            assert step.num_steps == 3
+            step.restore({**step.checkpoint(), "rlplace": {"num_steps": counts["num_steps"]}})
+            assert step.num_steps == 0
