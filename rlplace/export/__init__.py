@@ -15,7 +15,8 @@ from rlplace.export.formats import (
     check_export,
 )
 from rlplace.export.place_model import place
-from rlplace.export.placed.placed_model import PlacedModel, matching_host, to_step
+from rlplace.export.placed.graphs import matching_host
+from rlplace.export.placed.placed_model import PlacedModel, to_step
 from rlplace.export.placed.placed_module import PlacedModule, to_module
 from rlplace.export.placed.rank_model import RankModel, to_rank
 from rlplace.session.step_script import script

@@ -35,7 +35,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import InvalidValue
-from rlplace.export.placed.placed_model import PlacedModel, matching_host
+from rlplace.export.placed.graphs import matching_host
+from rlplace.export.placed.placed_model import PlacedModel
 from rlplace.files import write_text_atomic
 from rlplace.graphs import Grouping, OpGraph
 from rlplace.graphs.capturing.capture import capture_step

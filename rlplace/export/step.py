@@ -1,5 +1,5 @@
 """The address of `matching_host` in programs `step.py` that earlier versions exported."""
 
-from rlplace.export.placed.placed_model import matching_host
+from rlplace.export.placed.graphs import matching_host
 
 __all__ = ["matching_host"]

@@ -4,6 +4,8 @@
 
 Captures a model again as it was captured before: for other shapes, or for its forward alone.
 
+`host_of`: the host of this machine that a placement is for.
+
 `carried_plan`: the plan of one graph of a model for another: other shapes, evaluation, the loss elsewhere.
 
 An op is known by its role: phase, module, target, micro-batch, and which of several alike it is in the order of the
@@ -27,7 +29,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from rlplace.errors import CaptureError, InvalidValue, RunnerError
+from rlplace import cuda
+from rlplace.errors import CaptureError, FingerprintMismatch, InvalidValue, RunnerError
 from rlplace.export.placed.model_state import PlacedState
 from rlplace.export.placed.step_arguments import HeldConstants, Index, InputCutter, layout
 from rlplace.graphs import OpGraph, capture
@@ -36,11 +39,13 @@ from rlplace.graphs.capturing.constants import memory
 from rlplace.graphs.capturing.untouched import Change, ReadState
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Update, closed, opened
-from rlplace.measure import Host, Placement, Plan
+from rlplace.measure import Host, Placement, Plan, detect_host, resolve_host
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
+from rlplace.measure.hosts.detect import MOST_PARTS
 from rlplace.measure.placement import check_is_placement
+from rlplace.measure.timing.threads import usable_cores
 from rlplace.records import Described
 
 _log = logging.getLogger(__name__)
@@ -457,3 +462,47 @@ def check_arguments(model: nn.Module, graph: OpGraph, placement: Placement, wher
                 hint=f"Call `{where}(model, graph, placement)`, in this order; `rlplace.capture` makes the graph.",
             )
     check_is_placement(placement, where)
+
+
+def host_of(model: nn.Module, graph: OpGraph, placement: Placement, host: Host | str | None, where: str) -> Host:
+    """The host of this machine that the function `where` is to place on, once its arguments are checked.
+
+    Raises:
+        InvalidValue: an argument is not a model, graph or placement, or the arguments are in the wrong order.
+        FingerprintMismatch: the placement was made for another graph or host.
+    """
+    check_arguments(model, graph, placement, where)
+    found = matching_host(placement) if host is None else resolve_host(host)
+    placement.require(graph, found)
+    return found
+
+
+def matching_host(placement: Placement) -> Host:
+    """The host of this machine that the placement was made for.
+
+    Raises:
+        FingerprintMismatch: there is none.
+    """
+    for host in _hosts_here(len(placement.device_names)):
+        if host.fingerprint == placement.host_fingerprint:
+            return host
+    raise FingerprintMismatch("host", placement.host_fingerprint, detect_host("auto").fingerprint)
+
+
+def _hosts_here(num_devices: int) -> Iterator[Host]:
+    """Hosts of this machine with so many devices that a word names: its GPUs, any `cores:...`, with a gang or not.
+
+    Each also as processes, if it can be.
+    """
+    num_gpus = cuda.num_gpus()
+    for with_cpu in (False, True):
+        num_parts, rest = divmod(num_devices - with_cpu, max(num_gpus, 1))
+        if num_gpus and not rest and 1 <= num_parts <= MOST_PARTS:
+            yield detect_host("cuda", num_parts=num_parts, with_cpu=with_cpu)
+    if num_gpus and num_gpus == num_devices:
+        yield detect_host("cuda-procs")
+    for num_single, gangs in ((num_devices, False), (num_devices - 1, True)):  # a gang is one device more
+        for cores_per_device in range(1, len(usable_cores()) // num_single + 1) if num_single > 0 else ():
+            yield detect_host("cores", num_single, cores_per_device, gangs=gangs)
+            if not gangs:
+                yield detect_host("procs", num_single, cores_per_device)

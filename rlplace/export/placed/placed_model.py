@@ -20,8 +20,7 @@ from safetensors.torch import save
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from rlplace import cuda
-from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, UnknownName, UserError, check_known
+from rlplace.errors import FileProblem, InvalidValue, UnknownName, UserError, check_known
 from rlplace.export.placed.graphs import (
     Call,
     Flags,
@@ -30,7 +29,7 @@ from rlplace.export.placed.graphs import (
     captured_again,
     captured_evaluation,
     carried_plan,
-    check_arguments,
+    host_of,
 )
 from rlplace.export.placed.model_state import (
     SCHEMA,
@@ -48,12 +47,11 @@ from rlplace.graphs.capturing.portable import original_of, uncompiled
 from rlplace.graphs.capturing.untouched import call_with, dotted
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import LossVerdict, loss_of
-from rlplace.measure import Host, Placement, Plan, detect_host, resolve_host
+from rlplace.measure import Host, Placement, Plan, resolve_host
 from rlplace.measure.execute.device_threads import Crew
-from rlplace.measure.hosts.detect import MOST_PARTS
 from rlplace.measure.isolate.own_ranks import crew_of
 from rlplace.measure.placement import check_plan
-from rlplace.measure.timing.threads import keep_freed_memory, usable_cores
+from rlplace.measure.timing.threads import keep_freed_memory
 
 if TYPE_CHECKING:
     from rlplace.training.outputs import Table
@@ -654,47 +652,3 @@ def to_step(
     model = original_of(model)
     placed.load_state_dict({**dict(model.named_parameters()), **dict(model.named_buffers())})
     return placed
-
-
-def host_of(model: nn.Module, graph: OpGraph, placement: Placement, host: Host | str | None, where: str) -> Host:
-    """The host of this machine that the function `where` is to place on, once its arguments are checked.
-
-    Raises:
-        InvalidValue: an argument is not a model, graph or placement, or the arguments are in the wrong order.
-        FingerprintMismatch: the placement was made for another graph or host.
-    """
-    check_arguments(model, graph, placement, where)
-    found = matching_host(placement) if host is None else resolve_host(host)
-    placement.require(graph, found)
-    return found
-
-
-def matching_host(placement: Placement) -> Host:
-    """The host of this machine that the placement was made for.
-
-    Raises:
-        FingerprintMismatch: there is none.
-    """
-    for host in _hosts_here(len(placement.device_names)):
-        if host.fingerprint == placement.host_fingerprint:
-            return host
-    raise FingerprintMismatch("host", placement.host_fingerprint, detect_host("auto").fingerprint)
-
-
-def _hosts_here(num_devices: int) -> Iterator[Host]:
-    """Hosts of this machine with so many devices that a word names: its GPUs, any `cores:...`, with a gang or not.
-
-    Each also as processes, if it can be.
-    """
-    num_gpus = cuda.num_gpus()
-    for with_cpu in (False, True):
-        num_parts, rest = divmod(num_devices - with_cpu, max(num_gpus, 1))
-        if num_gpus and not rest and 1 <= num_parts <= MOST_PARTS:
-            yield detect_host("cuda", num_parts=num_parts, with_cpu=with_cpu)
-    if num_gpus and num_gpus == num_devices:
-        yield detect_host("cuda-procs")
-    for num_single, gangs in ((num_devices, False), (num_devices - 1, True)):  # a gang is one device more
-        for cores_per_device in range(1, len(usable_cores()) // num_single + 1) if num_single > 0 else ():
-            yield detect_host("cores", num_single, cores_per_device, gangs=gangs)
-            if not gangs:
-                yield detect_host("procs", num_single, cores_per_device)

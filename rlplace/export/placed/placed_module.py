@@ -22,8 +22,7 @@ from torch.utils import _pytree as pytree
 
 from rlplace import cuda
 from rlplace.errors import InvalidValue, RunnerError, UserError, check_known
-from rlplace.export.placed.graphs import Flags, ReadCheck, carried_plan
-from rlplace.export.placed.placed_model import host_of
+from rlplace.export.placed.graphs import Flags, ReadCheck, carried_plan, host_of
 from rlplace.export.placed.step_arguments import HeldConstants, InputCutter, check_data, layout, own_entries
 from rlplace.graphs import BACKWARD, OpGraph
 from rlplace.graphs.capturing.capture import CapturedModule, capture_module
@@ -187,7 +186,7 @@ class PlacedForward:
         """
         changes = () if self._read.is_same() else self._read.differences()
         for each in sorted(changes, key=lambda each: each.before is not None):  # what is new before what is gone
-            path, *hooks = re.split(r"(?:^|\.)_\w+_hooks\b", each.name)
+            path, *hooks = re.split(r"(?:^|\.)_(?:forward|backward)(?:_pre)?_hooks\b", each.name)
             if hooks and path:
                 raise InvalidValue(
                     f"hooks of {path}",
