@@ -30,6 +30,7 @@ def test_every_rule_is_there_in_its_order() -> None:
     rows = re.findall(r"^\| `([a-z-]+)` \| ([^|]*) \|", TEXT, flags=re.MULTILINE)
     verdicts = [(name, words) for name, words in rows if name in verdict.WORDS and words in verdict.WORDS.values()]
     assert [name for name, _ in verdicts] == [
+        "more-memory",
         "cut-batch",
         "cut-batch",
         "eager",

@@ -139,12 +139,12 @@ def _search(
     problem: Problem, seconds: float, evaluations: int, seed: int, start: NDArray[np.int32] | None = None
 ) -> _Found:
     """The result of a short search, which goes on from `start`, in the order of ops in which something fits."""
-    first = Budget(min(FIRST_EVALUATIONS, evaluations))
-    made = [find(problem, SEARCH, Simulator(problem), first, seed=seed, start=start)]
+    budget = Budget(min(FIRST_EVALUATIONS, evaluations))
+    made = [find(problem, SEARCH, Simulator(problem), budget, seed=seed, start=start)]
     problem = replace(problem, op_order=made[0].op_order)
     if evaluations > FIRST_EVALUATIONS:
-        orders = 1 if made[0].devices is not None else len(OP_ORDERS)
-        more = Budget(evaluations - FIRST_EVALUATIONS, max(seconds / orders, 0.1))
+        share_s = seconds / (1 if made[0].devices is not None else len(OP_ORDERS))
+        more = Budget(evaluations - FIRST_EVALUATIONS, max(share_s, 0.1))
         made.insert(0, find(problem, SEARCH, Simulator(problem), more, seed=seed, start=start))
     best = min(made, key=lambda one: one.step_time_s)
     simulator = Simulator(replace(problem, op_order=best.op_order))

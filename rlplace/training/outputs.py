@@ -282,7 +282,8 @@ def place_quickly(
         why = "found no feasible placement" if found.evaluations else "pins and exclusions leave it no placement"
         return MethodResult(num_scored=found.evaluations, why=why)
     history = found.history if problem.host.is_simulated else ()  # a measured row is not followed by simulated steps
-    return MethodResult(simulator.plan(found.devices), found.evaluations, history=history)
+    is_own = found.plan is None or found.op_order == problem.op_order
+    return MethodResult(simulator.plan(found.devices) if is_own else found.plan, found.evaluations, history=history)
 
 
 def place_on_gang(problem: Problem, simulator: Simulator) -> dict[str, MethodResult]:

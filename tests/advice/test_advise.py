@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +19,14 @@ from rlplace.advice.advising import advise
 from rlplace.advice.verdict import Verdict
 from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.groups import Grouping
-from rlplace.graphs.opgraph import BACKWARD, OpGraph
-from rlplace.measure import resolve_host
+from rlplace.graphs.opgraph import BACKWARD, FORWARD, OpGraph
+from rlplace.measure import Simulator, resolve_host
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Problem
+from rlplace.search import Budget, find
+from rlplace.search.rules.baselines import single
+from rlplace.training.outputs import explain_run
 from rlplace.workloads import without_memory
 
 
@@ -171,6 +175,94 @@ def test_what_no_device_holds_is_placed_or_cut() -> None:
     nothing = asked(problem_of(graph, small(plain_host(2), 150)))
     assert (nothing.verdict, nothing.figures.placed_s) == ("cut-batch", None)
     assert "none of" in nothing.reason
+
+
+def awaited(count: int) -> OpGraph:
+    """Micro-batches of a forward op, whose output of 10 bytes waits for the backward op, and that op.
+
+    By rank all forward ops come first; the order `tilt` begins the next one before a backward; backward ops first hold
+    one output at a time.
+    """
+    graph = op_graph([each for k in range(count) for each in ([], [2 * k])], [10, 1] * count)
+    slices = np.repeat(np.arange(count), 2)
+    return replace(graph, micro_batch=slices, phases=np.array([FORWARD, BACKWARD] * count))
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "order"), [(31, "rank"), (30, "backward-first"), (21, "backward-first"), (11, "backward-first")]
+)
+def test_what_fits_in_another_order_of_ops_fits(memory_bytes: int, order: str) -> None:
+    problem = problem_of(awaited(3), small(plain_host(1), memory_bytes))
+    found = asked(problem)
+    assert (found.verdict, found.figures.op_order) == ("one-device", order)
+    assert (found.figures.single_s, found.figures.cut_s) == (6.0, 6.0)
+    for method in ("single", "eft", "portfolio", "anneal"):
+        result = find(problem, method, Simulator(problem), Budget(20))
+        assert (result.step_time_s, result.op_order) == (6.0, order)
+        if order != "rank":
+            assert result.plan is not None
+            assert Simulator(problem).retime(result.plan).peak_bytes == (11,)
+
+
+def test_a_placement_in_another_order_is_searched_further_in_it() -> None:
+    problem = problem_of(awaited(4), small(plain_host(2), 12))
+    found = asked(problem)
+    assert (found.verdict, found.figures.single_s, found.figures.cut_s) == ("place", 8.0, 4.0)
+    assert found.next == "rlplace.train(dataclasses.replace(problem, op_order='backward-first'))"
+
+
+def test_nothing_fits_only_after_all_orders() -> None:
+    found = asked(problem_of(awaited(3), small(plain_host(1), 10)))
+    assert (found.verdict, found.next) == ("cut-batch", "a smaller batch, then the same again")
+    assert "in any order of ops" in found.reason
+
+
+def kept(parameter_bytes: int, state_bytes: int) -> OpGraph:
+    """A parameter and its update, with optimizer state."""
+    graph = op_graph([[], [0]], [parameter_bytes, 0], targets=["parameter", "update.adam"])
+    return replace(graph, state_bytes=np.array([0, state_bytes]))
+
+
+@pytest.mark.parametrize(
+    ("parameter_bytes", "state_bytes", "devices", "memory_bytes", "verdict"),
+    [
+        (40, 80, {}, 100, "more-memory"),
+        (40, 60, {}, 100, "cut-batch"),  # together there is room, but not for both in one place
+        (40, 80, {"memory_bytes": 100, "memory_pool": "ram"}, 100, "more-memory"),  # both devices have the same 100
+        (40, 40, {"memory_bytes": 60, "context_bytes": 25}, 70, "more-memory"),
+    ],
+)
+def test_state_that_alone_exceeds_all_memory_is_said(
+    parameter_bytes: int, state_bytes: int, devices: dict[str, Any], memory_bytes: int, verdict: str
+) -> None:
+    host = plain_host(2)
+    host = replace(host, devices=tuple(replace(each, **({"memory_bytes": 50} | devices)) for each in host.devices))
+    found = asked(problem_of(kept(parameter_bytes, state_bytes), host))
+    held = parameter_bytes + state_bytes
+    assert (found.figures.state_bytes, found.figures.memory_bytes) == (held, memory_bytes)
+    assert found.verdict == verdict
+    assert ("optimizer" in found.next) == (verdict == "more-memory")
+    assert f"{held} B" in found.reason
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_micro_batches_gain_over_the_whole_batch_on_one_device(count: int) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+    x, host = torch.randn(12, 64), resolve_host("2xK80")
+
+    def loss(output: torch.Tensor) -> torch.Tensor:
+        return output.square().mean()
+
+    whole = Problem.estimate(rlplace.capture(model, x, loss, "sgd"), host)
+    cut = Problem.estimate(rlplace.capture(model, x, loss, "sgd", micro_batches=count), host)
+    times = [float(Simulator(each).step_times(single(each, 0)[None])[0]) for each in (whole, cut)]
+    assert times[1] > count / 2 * times[0]  # of ops so small the launches count
+    assert asked(cut).figures.single_s == times[0]
+    plan = Simulator(cut).plan(single(cut, 0))
+    rows = [{"method": "single", "status": "ok", "step_time_s": times[1], "spread_s": 0.0}]
+    explained = explain_run(cut, plan, Simulator(cut).timeline(plan), rows, "single")
+    assert explained.alternatives[0].step_time_s == times[0]
+    assert explained.advice.rule in ("one-device", "memory")
 
 
 def test_options_are_checked() -> None:

@@ -138,11 +138,11 @@ def _notes(graph: nx.DiGraph[Any], nodes: Sequence[Hashable], made: OpGraph, whe
         for op in np.flatnonzero(~made.is_source & (cost == 0)).tolist()
         if all(find_attribute(rows[op], field)[1] is None for field in says)
     )
-    notes = zero_cost(made, cost) or note_on(silent, UNKNOWN, f"without {' or '.join(says)}, they take no time")
+    notes = zero_cost(made, cost) or note_on(silent, f"without {' or '.join(says)}, they take no time")
     parts = {"nodes": (rows, NODE_NAMES), "edges": ([row for *_, row in graph.edges(data=True)], EDGE_NAMES)}
     for part, (found, known) in parts.items():
         dropped = Counter(str(name) for row in found for name in row if name not in known)
-        notes += note_on(dropped, f"attributes of {part} that nothing reads", "times are `time_s`, edges have `bytes`")
+        notes += note_on(dropped, "times are `time_s`, edges have `bytes`", f"attributes of {part} that nothing reads")
     return notes
 
 
@@ -152,12 +152,9 @@ def zero_cost(graph: OpGraph, cost: NDArray[np.float64]) -> tuple[str, ...]:
     return (f"{counted(count, 'op')} without FLOPs, bytes or times: the whole graph costs nothing.",) * bool(count)
 
 
-UNKNOWN = "N nodes of unknown cost"
-
-
-def note_on(counts: Counter[str], before: str, after: str, most: int = 8) -> tuple[str, ...]:
-    """A note with the commonest names between two texts, N as a number; none where there are no names."""
-    before = before.replace("N nodes", counted(counts.total(), "node"))
+def note_on(counts: Counter[str], after: str, before: str = "", most: int = 8) -> tuple[str, ...]:
+    """A note with the commonest names between two texts, by default on nodes of unknown cost; none without names."""
+    before = before or f"{counted(counts.total(), 'node')} of unknown cost"
     named = [shortened(name) + f" ({count})" * (count > 1) for name, count in counts.most_common(most)]
     return (f"{before}: {', '.join([*named, *['...'] * (len(counts) > most)])}; {after}.",) * bool(counts)
 

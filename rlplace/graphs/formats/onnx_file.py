@@ -20,7 +20,7 @@ import numpy as np
 
 from rlplace.errors import FileProblem, InvalidValue, MissingExtra, RlplaceError, refuse_if
 from rlplace.files import read_plain
-from rlplace.graphs.formats.networkx_graph import UNKNOWN, note_on
+from rlplace.graphs.formats.networkx_graph import note_on
 from rlplace.graphs.formats.onnx_limits import check_functions, check_lengths, check_message
 from rlplace.graphs.opgraph import (
     FORWARD,
@@ -205,7 +205,7 @@ class _Builder:
             graph = builder.graph(sorted({ids[name] for name in results}))
         except InvalidValue as error:
             raise InvalidValue(error.field, error.actual, error.expected, where=str(self.path)) from error
-        return replace(graph, notes=note_on(self.unknown, UNKNOWN, "each counts as one operation for each element"))
+        return replace(graph, notes=note_on(self.unknown, "each counts as one operation for each element"))
 
     def _facts(self, item: _Item, needed: set[str]) -> tuple[str, float, float]:
         """Signature, FLOPs and bytes moved."""
@@ -623,9 +623,8 @@ def node_flops(
         if op_type in _EACH_ELEMENT:
             return _num_of_each(inputs, outputs)
         if op_type in _PRODUCTS:
-            is_last = not attributes.get("transA") or len(inputs[0]) < 2
-            axis = -1 if is_last else 0 if attributes.get("transBatchA") else -2
-            return 2.0 * math.prod(outputs[0]) * inputs[0][axis]
+            turned = (0 if attributes.get("transBatchA") else -2) if len(inputs[0]) > 1 else -1
+            return 2.0 * math.prod(outputs[0]) * inputs[0][turned if attributes.get("transA") else -1]
         if op_type in _CONVOLUTIONS:
             _, channels, *kernel = inputs[_CONVOLUTIONS[op_type]]
             moved = (inputs if op_type.startswith("ConvTranspose") else outputs)[0]
@@ -682,8 +681,8 @@ def _einsum_flops(equation: str, inputs: Sequence[Shape]) -> float:
     sizes: dict[str, int] = {}
     labels: list[str] = []
     for term, shape in zip(terms.split(","), inputs, strict=True):
-        rank = len(shape) - len(term.replace("...", ""))
-        labels.append(term.replace("...", "".join(map(chr, range(999 + rank, 999, -1)))))  # far from all letters
+        axes = range(999 + len(shape) - len(term.replace("...", "")), 999, -1)  # characters that are no letters
+        labels.append(term.replace("...", "".join(map(chr, axes))))
         sizes |= {label: max(size, sizes.get(label, 1)) for label, size in zip(labels[-1], shape, strict=True)}
     named, is_dotted = Counter("".join(labels)), "..." in result or not arrow
     kept = {

@@ -15,9 +15,9 @@ from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.search.methods import find
+from rlplace.search.methods import METHODS
 from rlplace.search.parallel.choose_micro_batches import SHARE, choose
-from rlplace.search.task import Budget
+from rlplace.search.task import Budget, Task
 
 FAST = 1e12
 
@@ -79,7 +79,9 @@ def test_one_that_fits_only_backward_first_is_found() -> None:
     room = peaks["backward-first"]
     tight = dataclasses.replace(host, devices=tuple(dataclasses.replace(d, memory_bytes=room) for d in host.devices))
     problem = step_problem(graph, tight)
-    assert find(problem, "portfolio", Simulator(problem, threads=1), Budget(50)).devices is None
+    task = Task(problem, Simulator(problem, threads=1), Budget(50))
+    METHODS["portfolio"].run(task)
+    assert task.best_devices is None
     chosen = choose({4: lambda: problem}, evaluations=300)
     assert chosen.op_order == "backward-first"
     assert chosen.devices is not None

@@ -15,12 +15,15 @@ import numpy as np
 import pytest
 from layer_profiles import profile_problem
 from micro_batched import cut_graph, layered_step, step_problem
+from micrographs import op_graph
 from random_problems import plain_host
 from search_problems import Counting, chain_problem
 
 from rlplace.errors import InvalidValue
+from rlplace.graphs.grouping.groups import Grouping
+from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.problem import Problem
+from rlplace.measure.problem import OP_ORDERS, Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.methods import METHODS, find
 from rlplace.search.parallel.hybrid import (
@@ -107,7 +110,35 @@ def test_the_answer_keeps_its_order(name: str, tmp_path: Path) -> None:
 def test_budgets_are_kept(name: str, evaluations: int, tmp_path: Path) -> None:
     problem = layers_problem(tmp_path, 7)
     found = find(problem, name, Simulator(problem, threads=1), Budget(evaluations=evaluations))
-    assert 1 <= found.evaluations <= evaluations
+    orders = 1 if found.devices is not None else len(OP_ORDERS)  # the budget is that of each
+    assert 1 <= found.evaluations <= evaluations * orders
+
+
+def one_op_each(count: int) -> OpGraph:
+    """Micro-batches of one input and one op that reads it."""
+    graph = op_graph([each for k in range(count) for each in ([], [2 * k])], targets=["input", "aten.op"] * count)
+    return replace(graph, micro_batch=np.repeat(np.arange(count), 2))
+
+
+@pytest.mark.parametrize(
+    ("op_s", "count", "step_s", "num_used"),
+    [
+        ((1.0, 1.0, 10.0), 4, 2.0, 2),  # one of four on the slow device would take 10
+        ((1.0, 1.0, 3.0), 4, 2.0, 2),
+        ((1.0, 2.0, 9.0), 3, 2.0, 2),  # two on the first, one on the second
+        ((1.0, 1.0, 1.0), 6, 2.0, 3),
+        ((1.0, 10.0, 10.0), 2, 10.0, 2),  # data parallelism has two replicas at least
+    ],
+)
+def test_data_parallelism_has_as_many_replicas_as_pay(
+    op_s: tuple[float, ...], count: int, step_s: float, num_used: int
+) -> None:
+    graph, host = one_op_each(count), plain_host(3, 1e9)
+    costs = Costs(np.where(graph.is_source[:, None], 0.0, np.array(op_s)), "estimated")
+    problem = Problem(graph, host, costs, Grouping(np.arange(graph.num_ops)))
+    found = find(problem, "data-parallel", Simulator(problem, threads=1))
+    assert found.devices is not None
+    assert (found.step_time_s, len(set(found.devices.tolist()))) == (pytest.approx(step_s), num_used)
 
 
 @pytest.mark.parametrize("name", METHOD_NAMES)
