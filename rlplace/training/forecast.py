@@ -207,15 +207,15 @@ def ahead(
         whole: the words for the sum of the parts: `in all`, or `from here`.
         is_compiled: whether the kernels have been compiled already.
     """
-    evaluations = config.evaluations
     once = "" if is_compiled else "; kernels are compiled first, once"
     how = "search side by side" if is_simulated else "search in turn"
     who = f"{' and '.join(methods)} {how if methods[1:] else 'searches'}"
-    limit = f"`budget` of the search {format_clock(config.budget_s)}"
-    if config.total_s is not None:
-        limit = f"within a `total` of {format_clock(config.total_s)}"
+    budget, total_s = f"`budget` of the search {format_clock(config.budget_s)}", config.total_s
+    limit = budget if total_s is None else f"within a `total` of {format_clock(total_s)}"
     spent = f"about {format_clock(expected.total_s)} {whole}, {limit}: {expected}"
-    return f"{spent if evaluations is None else f'{evaluations:,} placements for each method'}; {who}{once}"
+    return (
+        f"{spent if config.evaluations is None else f'{config.evaluations:,} placements for each method'}; {who}{once}"
+    )
 
 
 def afterwards(taken: Durations, expected: Durations, evaluations: int | None = None) -> str:

@@ -81,8 +81,8 @@ class SpeedVerdict:
         if self.outcome == "not known":
             return f"{told}: not known to be faster, so not worth it until that is known ({self.why})"
         first = self.beside[0]
-        between = f", 95 % interval {first.low:.2f} to {first.high:.2f}" if self.rounds else ""
-        ratio = f"{first.ratio:.2f} of {first.name}{between}"
+        between = f", 95 % interval {first.low:.2f} to {first.high:.2f}"
+        ratio = f"{first.ratio:.2f} of {first.name}{between if self.rounds else ''}"
         if self.is_worth_it:
             return f"{told}: faster than {'all of these' if names[1:] else first.name} ({ratio})"
         how = "slower than" if self.outcome == "slower" else "no clear difference to"
