@@ -513,8 +513,8 @@ def _fake_grouped_mm(
     kinds, items = (torch.bfloat16, torch.float32, torch.float16), ROW_BYTES // one.element_size()
     steps = [sorted(matrix.stride()[-2:]) for matrix in (one, other)]
     if one.dtype not in kinds or one.dtype != other.dtype or any(least != 1 or most % items for least, most in steps):
-        raise TypeError(
-            f"grouped_mm takes two tensors of one dtype among {kinds}, in rows of a multiple of {items} items; got "
+        raise ValueError(
+            f"grouped_mm takes two tensors, both in one of {kinds}, in rows of a multiple of {items} items; got "
             f"{one.dtype} and {other.dtype} with strides {one.stride()} and {other.stride()}"
         )
     groups = () if one.dim() != other.dim() else one.shape[:-2] if offs is None else offs.shape

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from small_models import CASES, Dropouts, Function, InPlace, Keywords, mean_square, random, run_eager
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
 
 from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.graphs import capture, run_graph
@@ -244,3 +248,53 @@ def writes(graph: OpGraph) -> set[str]:
     written = graph.tensor_op[graph.mutation_tensor]
     assert np.all(graph.is_resident[written])
     return {graph.names[op].rpartition(".")[2] for op in written}
+
+
+@dataclass
+class Answer:
+    """No more than its attributes."""
+
+    scores: Tensor
+    seen: dict[str, Any]
+
+
+class Locked:
+    """More than its attributes: no copy of a lock is one."""
+
+    def __init__(self, scores: Tensor) -> None:
+        self.scores, self.lock = scores, threading.Lock()
+
+
+def test_objects_that_are_their_attributes_are_made_anew_by_each_step() -> None:
+    model = Function(
+        lambda y: Answer(y + 1, {"twice": [y * 2], "name": "run", "inner": Answer(y, {})}), dtype=torch.float32
+    )
+    x = torch.ones(3, 4)
+    graph, expected = capture(model, x), model(x)
+    first, second = run_graph(graph).result, run_graph(graph).result
+    assert type(first) is Answer
+    assert (first is not second, first.seen is not second.seen, first.seen["name"]) == (True, True, "run")
+    found = (first.scores, first.seen["twice"][0], first.seen["inner"].scores)
+    torch.testing.assert_close(found, (expected.scores, expected.seen["twice"][0], expected.seen["inner"].scores))
+
+
+def test_objects_that_are_more_than_their_attributes_are_refused() -> None:
+    module = nn.Linear(2, 2)
+    for returned in (Locked, lambda y: [y, module], lambda y: lambda: y, lambda y: slice(0, 2)):
+        with pytest.raises(CaptureError, match="expected tensors and plain constants"):
+            capture(Function(returned, dtype=torch.float32), torch.ones(3, 4))
+
+
+def test_what_a_kernel_lays_out_otherwise_than_its_fake_twin_is_copied() -> None:
+    weight = nn.Linear(4, 6)
+
+    def loss(y: Tensor) -> Tensor:
+        rows = functional.softplus(y).transpose(1, 2).contiguous()  # whose gradient is transposed
+        return (rows * torch.arange(5.0)).square().sum()
+
+    x = torch.randn(2, 5, 4)
+    step = run_graph(capture(weight, x, loss))
+    expected = loss(weight(x))
+    expected.backward()
+    torch.testing.assert_close(step.result, expected.detach())
+    torch.testing.assert_close(step.gradients["weight"], weight.weight.grad)

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from rlplace.errors import CaptureError
 from rlplace.graphs import capture, run_graph
 from rlplace.graphs.opgraph import OpGraph
 
@@ -98,9 +100,7 @@ ZOO: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {
     ),
     "mixtral": lambda: language(
         transformers.MixtralForCausalLM(
-            transformers.MixtralConfig(
-                **GROUPED, max_position_embeddings=16, num_local_experts=4, experts_implementation="batched_mm"
-            )
+            transformers.MixtralConfig(**GROUPED, max_position_embeddings=16, num_local_experts=4)
         )
     ),
     "whisper": whisper,
@@ -110,10 +110,10 @@ ZOO: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {
 LEAST_SHARE_BELOW_THE_ROOT = {"clip": 0.8}  # its two towers are joined in the root's own `forward`
 
 
-def without_dropout(model: nn.Module) -> nn.Module:
+def without_dropout(model: nn.Module, but: str = "") -> nn.Module:
     for module in model.modules():
         for name, value in vars(module).items():
-            if "drop" in name and isinstance(value, float):
+            if "drop" in name and name != but and isinstance(value, float):
                 setattr(module, name, 0.0)
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -166,3 +166,62 @@ def test_inference_equals_eager() -> None:
     result = run_graph(graph).result
     torch.testing.assert_close(result.logits, expected.logits.detach(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(result.loss, expected.loss.detach(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_cache_is_returned_and_serves_the_next_token(micro_batches: int) -> None:
+    torch.manual_seed(0)
+    model, inputs = ZOO["llama"]()
+    model.eval()
+    given = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    graph = capture(model, given, micro_batches=micro_batches)
+    first, second, expected = run_graph(graph).result, run_graph(graph).result, model(**given)
+    assert first.past_key_values is not second.past_key_values
+    assert type(first.past_key_values) is transformers.DynamicCache
+    for layer, other in zip(first.past_key_values.layers, expected.past_key_values.layers, strict=True):
+        torch.testing.assert_close((layer.keys, layer.values), (other.keys.detach(), other.values.detach()))
+    mask = functional.pad(inputs["attention_mask"], (0, 1), value=1)
+    later = {"input_ids": tokens(2, 1), "attention_mask": mask}
+    torch.testing.assert_close(
+        *(model(**later, past_key_values=each.past_key_values).logits for each in (first, expected))
+    )
+
+
+def speech(**options: Any) -> nn.Module:
+    config = transformers.Wav2Vec2Config(
+        **BLOCKS, vocab_size=12, conv_dim=(8, 8), conv_stride=(5, 2), conv_kernel=(10, 3), num_feat_extract_layers=2,
+        num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, **options,
+    )  # fmt: skip
+    return without_dropout(transformers.Wav2Vec2ForCTC(config), but="layerdrop")
+
+
+def test_refusals_of_speech_models_name_what_to_pass() -> None:
+    torch.manual_seed(0)
+    x, labels = torch.randn(2, 200), torch.randint(1, 12, (2, 3))
+    plain = {"layerdrop": 0.0, "mask_time_prob": 0.0}
+
+    def mean(output: Any) -> Tensor:
+        return output.logits.square().mean()  # type: ignore[no-any-return]
+
+    def ctc(output: Any, labels: Tensor) -> Tensor:
+        scores = output.logits.log_softmax(-1).transpose(0, 1)
+        sizes = [torch.full((2,), size) for size in (len(scores), 3)]
+        return functional.ctc_loss(scores, labels, *sizes)
+
+    with pytest.raises(CaptureError, match=r"NumPy's .*modeling_wav2vec2.*`self.config.mask_time_prob` \(0.05\)"):
+        capture(speech(), {"input_values": x}, mean)
+    with pytest.raises(CaptureError, match=r"`self.config.layerdrop` \(0.1\): 0 or False turns it off"):
+        capture(speech(mask_time_prob=0.0), {"input_values": x}, mean)
+    with pytest.raises(CaptureError, match="leave `labels` out of the inputs"):
+        capture(speech(**plain), {"input_values": x, "labels": labels}, lambda output: output.loss)
+    with pytest.raises(CaptureError, match="whose loss is computed outside") as error:
+        capture(speech(**plain), {"input_values": x}, ctc, targets=labels)
+    assert "leave" not in str(error.value)  # the line is one of the loss
+
+    model = speech(**plain)
+    step = run_graph(capture(model, {"input_values": x}, mean))
+    expected = mean(model(input_values=x))
+    expected.backward()
+    torch.testing.assert_close(step.result, expected.detach())
+    for name, gradient in step.gradients.items():
+        torch.testing.assert_close(gradient, model.get_parameter(name).grad)

@@ -16,8 +16,9 @@ from core_hosts import core_host
 from naive_plan import naive_plan, random_devices
 from small_models import mean_square
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from rlplace.errors import InvalidValue, UnknownName
+from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.graphs import capture, register_cost, run_graph, unregister_cost
 from rlplace.graphs.capturing.lower import call_facts, signature, tensor_bytes
 from rlplace.graphs.capturing.portable import attention, attention_backward
@@ -277,3 +278,69 @@ def test_a_signature_reads_like_a_call_and_forgets_values() -> None:
         == "aten.add.Tensor(float32(2, 3), 1, alpha=2)"
     )
     assert signature("op", (torch.ones(2),), {}) == signature("op", (torch.zeros(2),), {})
+
+
+OFFSETS = torch.tensor([2, 2, 8], dtype=torch.int32)
+GROUPED = {
+    "rows": ((8, 8), (3, 8, 12), OFFSETS, 2 * 8 * 8 * 12),  # each row passes one matrix of (8, 12)
+    "sums": ((12, 8), (8, 4), OFFSETS, 2 * 12 * 8 * 4),  # 8 = 2 + 0 + 6 are summed in three groups
+    "columns": ((3, 4, 8), (8, 8), OFFSETS, 2 * 4 * 8 * 8),
+    "each": ((3, 4, 8), (3, 8, 12), None, 2 * 3 * 4 * 8 * 12),
+}
+
+
+@pytest.mark.parametrize("kind", GROUPED)
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_grouped_products_cost_and_return_what_kernels_do(kind: str, transposed: bool, dtype: torch.dtype) -> None:
+    left, right, offsets, flops = GROUPED[kind]
+    if dtype is torch.bfloat16:  # rows of 16 bytes
+        left, right = (*left[:-1], 8), (*right[:-1], 8)
+        flops = flops * right[-1] // GROUPED[kind][1][-1]
+    one = torch.randn(left, dtype=dtype)
+    other = torch.randn(*right[:-2], *(right[:-3:-1] if transposed else right[-2:]), dtype=dtype)
+    other = other.mT if transposed else other
+    real = torch._grouped_mm(one, other, offs=offsets)
+    with FakeTensorMode() as mode:
+        twins = [None if each is None else mode.from_tensor(each) for each in (one, other, offsets)]
+        fake = torch._grouped_mm(*twins[:2], offs=twins[2])
+    assert (fake.shape, fake.stride(), fake.dtype) == (real.shape, real.stride(), real.dtype)
+    facts = call_facts(torch.ops.aten._grouped_mm.default, (one, other, offsets), {}, real)
+    assert facts.flops == flops
+
+
+class Grouped(nn.Module):
+    """Rows by group, as experts take their tokens."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, width, 8))
+        self.register_buffer("offsets", OFFSETS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch._grouped_mm(x, self.weight.mT, offs=self.offsets).square()
+
+
+def test_grouped_products_are_captured_with_their_gradients() -> None:
+    torch.manual_seed(0)
+    model, x = Grouped(12), torch.randn(8, 8)
+    step = run_graph(capture(model, x, lambda y: y.mean()))
+    expected = model(x).mean()
+    expected.backward()
+    torch.testing.assert_close(step.result, expected.detach())
+    torch.testing.assert_close(step.gradients["weight"], model.weight.grad)
+
+
+def test_rows_of_grouped_products_that_kernels_pad_are_captured() -> None:
+    torch.manual_seed(0)
+    model, x = Grouped(7), torch.randn(8, 8)
+    torch.testing.assert_close(run_graph(capture(model, x)).result, model(x).detach())
+    with pytest.raises(RuntimeError, match="16 bytes"):
+        model(x).mean().backward()  # the gradient is not padded
+    with pytest.raises(CaptureError, match="in rows of a multiple of 4 items"):
+        capture(model, x, lambda y: y.mean())
+
+
+def test_grouped_products_of_doubles_are_refused_as_eager_does() -> None:
+    with pytest.raises(CaptureError, match="in eager as well: RuntimeError: Expected mat_a to be Float32"):
+        capture(Grouped(12).double(), torch.randn(8, 8).double())
