@@ -134,9 +134,7 @@ class LoweredStep:
             is_state = kind in ("parameter", "buffer")
             name, module = (key, key.rpartition(".")[0]) if is_state else (f"{kind}_{key}", "")
             source = Source(kind, key, value.detach(), shard=trace.shards.get(key) if is_state else None)
-            self._of_node[node] = ref = self.ops.add_source(name, source, node.meta["val"], module=module)
-            # a recomputed forward reads the module's own tensors, and the loss of an autoencoder the user's input
-            self._constants.setdefault(memory(value), ref)
+            self._of_node[node] = self.ops.add_source(name, source, node.meta["val"], module=module)
 
     def _add_constant(self, node: torch.fx.Node) -> None:
         value = operator.attrgetter(str(node.target))(self.trace.module)
@@ -177,8 +175,12 @@ class LoweredStep:
             self._add_compute(node)
 
     def _add_view(self, node: torch.fx.Node, source: Ref) -> None:
-        args, kwargs = self._refs(node.args), self._refs(node.kwargs)
-        view = View(self.ops.base(source), node.target, args, kwargs)  # type: ignore[arg-type]
+        args, kwargs, target = self._refs(node.args), self._refs(node.kwargs), node.target
+        base = self._built.tensors[self.ops.base(source)]
+        is_norm = "batch_norm" in self._built.ops[base.op].target
+        if target is aten.view.default and (is_norm or not base.value.is_contiguous()):
+            target = aten.reshape.default  # kernels lay out results in another way than fake tensors do
+        view = View(self.ops.base(source), target, args, kwargs)  # type: ignore[arg-type]
         self._of_node[node] = self.ops.add_view(view, node.meta.get("val"))
 
     def _add_compute(self, node: torch.fx.Node) -> None:

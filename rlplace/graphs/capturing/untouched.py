@@ -97,17 +97,16 @@ def untouched(model: nn.Module, loss_fn: Callable[..., Any] | None = None) -> It
         )
 
 
-def call_with(model: nn.Module, state: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The results of `model` with other parameters and buffers, which are its own again afterwards.
+@contextlib.contextmanager
+def holding(model: nn.Module, state: dict[str, Tensor]) -> Iterator[None]:
+    """While active, `model` has other parameters and buffers: for its forward, and for the one that a backward repeats.
 
-    `torch.func.functional_call` does the same, but for modules with two names (`self.b = self.a`): there it takes the
-    tensors of the call for those of the module, and leaves them in it.
+    `torch.func.functional_call` does the same for a forward alone, and not for modules with two names
+    (`self.b = self.a`): there it takes the tensors of the call for those of the module, and leaves them in it.
 
     Args:
-        model: called.
+        model: has its own again afterwards.
         state: every parameter and buffer, by its first dotted name; buffers that `forward` replaces are replaced in it.
-        args: positional arguments.
-        kwargs: keyword arguments.
     """
     first: dict[int, str] = {}  # by id of a tensor, the first of its places
     given = {
@@ -116,8 +115,11 @@ def call_with(model: nn.Module, state: dict[str, Tensor], args: tuple[Any, ...],
         for name, value in (*module._parameters.items(), *module._buffers.items())
         if value is not None and (place := dotted(path, name))
     }
+    for name, _ in model.named_parameters():
+        state[name]._is_param = True  # type: ignore[attr-defined] # `self.weight /= 2` sets it, which takes a `Parameter`
     try:
-        return torch.func.functional_call(model, given, args, kwargs, tie_weights=False)
+        with torch.nn.utils.stateless._reparametrize_module(model, given):
+            yield
     finally:
         state.update({name: given[name] for name in state})
 

@@ -27,7 +27,7 @@ from rlplace.graphs.capturing.lower import Lowered, LoweredStep
 from rlplace.graphs.capturing.portable import normalises_batch, portable, statistics_handed_out
 from rlplace.graphs.capturing.refusals import explained
 from rlplace.graphs.capturing.trace import AsSlice, check_alone, fakes, trace_step
-from rlplace.graphs.capturing.untouched import call_with, dotted, untouched
+from rlplace.graphs.capturing.untouched import dotted, holding, untouched
 from rlplace.graphs.micro_batching.assembly import Assembly, Gradients, Parts, RefMap, running_ops
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
 from rlplace.graphs.program import OptimizerSpec, Origin, Ref, tensors_in, with_tensors
@@ -407,7 +407,8 @@ def fake_output(
     with untouched(model), explained(model), statistics_handed_out(model), portable(model), grad_mode, _mode_of(twins):
         for name, parameter in parameters.items() if is_training else ():
             own[name].requires_grad_(parameter.requires_grad)
-        return call_with(model, own, fake_args, fake_kwargs)
+        with holding(model, own):
+            return model(*fake_args, **fake_kwargs)
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlplace.graphs.capturing.constants import calls_told, memory, owner_of
 from rlplace.graphs.capturing.portable import uncompiled
-from rlplace.graphs.capturing.trace import LossFn, check_alone
+from rlplace.graphs.capturing.trace import LossFn, check_alone, gradients_of
 from rlplace.graphs.capturing.untouched import PythonState
 from rlplace.graphs.program import Slicing, tensors_in, with_tensors
 
@@ -63,7 +63,8 @@ class Labels:
 class Pinned(TorchDispatchMode):
     """Makes ops of one step comparable with those of another that has more or fewer samples.
 
-    Casts to lower precision stay in float64; a random op returns a constant (a permutation the reverse order); batch
+    Casts to lower precision stay in float64; a random op returns a constant (a permutation the reverse order), memory
+    that is not filled is zero; batch
     normalisation uses its running statistics, mean 0 and variance 1 where it has none, and changes nothing.
 
     Args:
@@ -71,12 +72,14 @@ class Pinned(TorchDispatchMode):
         deadline: in the time of `time.monotonic`; an op after it raises `TimeUp`.
 
     Attributes:
+        written: the memory that in-place ops wrote to.
         labels: one entry for every loss of negative log-likelihood that ran.
         normalises_batch: whether batch normalisation would have used the statistics of the batch.
     """
 
     def __init__(self, *, is_double: bool, deadline: float) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.written: set[int] = set()
         self.labels: list[Labels] = []
         self.normalises_batch = False
         self._is_double, self._deadline = is_double, deadline
@@ -105,7 +108,12 @@ class Pinned(TorchDispatchMode):
             self.labels.append(
                 Labels(given["ignore_index"], num_ignored, is_mean, is_mean and given.get("weight") is not None)
             )
-        return _drawn(func, args, kwargs) if (torch.Tag.nondeterministic_seeded in func.tags) else func(*args, **kwargs)
+        if func._schema.is_mutable:
+            self.written.update(memory(value)[0] for value in tensors_in((args[:1], kwargs.get("out"))))
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            return _drawn(func, args, kwargs)
+        result = func(*args, **kwargs)
+        return result.zero_() if func.overloadpacket in _UNFILLED else result
 
     def _normalised(self, given: dict[str, Any], func: Any) -> Any:
         x: Tensor = given["input"]
@@ -118,6 +126,7 @@ class Pinned(TorchDispatchMode):
         return (*done, x.new_empty(0, dtype=torch.uint8)) if len(func._schema.returns) == 4 else done
 
 
+_UNFILLED = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 _NORMS = {
     aten.native_batch_norm.default,
     aten._native_batch_norm_legit.default,
@@ -273,7 +282,7 @@ class Trial:
 
     def gradients(self, outputs: Sequence[Tensor], seeds: Sequence[Tensor | None] | None) -> tuple[Tensor, ...]:
         """Gradients of all trainable parameters, given those of `outputs`; zeros where these depend on none."""
-        found = torch.autograd.grad(outputs, self.parameters, seeds, allow_unused=True)
+        found = gradients_of(outputs, self.parameters, seeds)
         return tuple(
             torch.zeros_like(parameter) if gradient is None else gradient.detach().to_dense()
             for gradient, parameter in zip(found, self.parameters, strict=True)
@@ -344,7 +353,7 @@ def dependence(trial: Trial, tensors: Sequence[Tensor], slicing: Slicing) -> Dep
     in_model: list[str] = []
     loss, is_done = Of.NOTHING, False
     try:
-        with trial.rehearsal(), torch.no_grad():
+        with trial.rehearsal(), torch.set_grad_enabled(trial.has_loss):  # a loss may take gradients (a penalty on them)
             of_slice, of_batch = halves.cut(tensors, 1), list(tensors)
             with watch.calls(), watch:
                 output = trial.output(of_slice)
