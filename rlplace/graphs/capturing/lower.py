@@ -176,10 +176,8 @@ class LoweredStep:
 
     def _add_view(self, node: torch.fx.Node, source: Ref) -> None:
         args, kwargs, target = self._refs(node.args), self._refs(node.kwargs), node.target
-        base = self._built.tensors[self.ops.base(source)]
-        is_norm = "batch_norm" in self._built.ops[base.op].target
-        if target is aten.view.default and (is_norm or not base.value.is_contiguous()):
-            target = aten.reshape.default  # kernels lay out results in another way than fake tensors do
+        if target is aten.view.default:  # a kernel may lay out its results in another way than fake tensors have it
+            target = aten.reshape.default
         view = View(self.ops.base(source), target, args, kwargs)  # type: ignore[arg-type]
         self._of_node[node] = self.ops.add_view(view, node.meta.get("val"))
 
