@@ -88,14 +88,12 @@ def _traced_again(module: GraphModule) -> GraphModule:
         CaptureError: a write goes through `unfold`; PyTorch sets all that is in no window to zero (pytorch#198102).
     """
     for write in filter(mutates, module.graph.nodes):
-        if isinstance(write.args[0], Node) and any(
-            view.target is aten.unfold.default for view in _views(write.args[0])
-        ):
-            module = write.meta["custom"]["module"] or "the root"
+        views = _views(write.args[0]) if isinstance(write.args[0], Node) else ()
+        if any(view.target is aten.unfold.default for view in views):
             raise CaptureError(
-                f"op {write.target} in module {module} writes through `unfold`, in a step with another write that is "
-                f"hard to follow (through `as_strided` or complex views, or to several tensors at once). Write to "
-                f"slices of the tensor instead, or compute a new one.",
+                f"op {write.target} in module {write.meta['custom']['module'] or 'the root'} writes through `unfold`, "
+                f"in a step with another write that is hard to follow (through `as_strided` or complex views, or to "
+                f"several tensors at once). Write to slices of the tensor instead, or compute a new one.",
                 op=str(write.target),
             )
     for node in module.graph.find_nodes(op="call_function", target=aten.native_batch_norm.default):
@@ -259,8 +257,8 @@ class Versions:
         shown = self._emit(like, aten.view.default, (shown, list(whole.shape)))
         for view in reversed(views):
             shown = self._emit(like, view.target, (shown, *view.args[1:]), view.kwargs)
-        flat = [self._emit(like, aten.reshape.default, (each, [-1])) for each in (base, shown, fresh)]
-        put = self._emit(like, aten.scatter.src, (flat[0], 0, *flat[1:]))
+        old, places, new = (self._emit(like, aten.reshape.default, (each, [-1])) for each in (base, shown, fresh))
+        put = self._emit(like, aten.scatter.src, (old, 0, places, new))
         put = self._emit(like, aten.view.default, (put, list(whole.shape)))
         return put if whole.is_contiguous() else self._emit(like, aten.copy.default, (base, put))
 

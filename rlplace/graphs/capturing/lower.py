@@ -134,7 +134,8 @@ class LoweredStep:
             is_state = kind in ("parameter", "buffer")
             name, module = (key, key.rpartition(".")[0]) if is_state else (f"{kind}_{key}", "")
             source = Source(kind, key, value.detach(), shard=trace.shards.get(key) if is_state else None)
-            self._of_node[node] = self.ops.add_source(name, source, node.meta["val"], module=module)
+            self._of_node[node] = ref = self.ops.add_source(name, source, node.meta["val"], module=module)
+            self._constants.setdefault(memory(value), ref)  # the loss of an autoencoder reads the user's own input
 
     def _add_constant(self, node: torch.fx.Node) -> None:
         value = operator.attrgetter(str(node.target))(self.trace.module)
@@ -175,10 +176,10 @@ class LoweredStep:
             self._add_compute(node)
 
     def _add_view(self, node: torch.fx.Node, source: Ref) -> None:
-        args, kwargs, target = self._refs(node.args), self._refs(node.kwargs), node.target
-        if target is aten.view.default:  # a kernel may lay out its results in another way than fake tensors have it
-            target = aten.reshape.default
-        view = View(self.ops.base(source), target, args, kwargs)  # type: ignore[arg-type]
+        args, kwargs = self._refs(node.args), self._refs(node.kwargs)
+        # a kernel may lay out its results in another way than fake tensors have it
+        target: Any = aten.reshape.default if node.target is aten.view.default else node.target
+        view = View(self.ops.base(source), target, args, kwargs)
         self._of_node[node] = self.ops.add_view(view, node.meta.get("val"))
 
     def _add_compute(self, node: torch.fx.Node) -> None:

@@ -167,8 +167,8 @@ def updating_norms(model: nn.Module) -> dict[str, _BatchNorm]:
 
 def _is_alone(norm: _BatchNorm) -> bool:
     """Whether a norm that takes the statistics of all processes is in the only one, where it is as any other."""
-    is_single = not torch.distributed.is_available() or not torch.distributed.is_initialized()
-    return type(norm).forward is nn.SyncBatchNorm.forward and is_single
+    has_others: bool = getattr(torch.distributed, "is_initialized", bool)()
+    return type(norm).forward is nn.SyncBatchNorm.forward and not has_others
 
 
 @contextlib.contextmanager

@@ -116,7 +116,7 @@ def holding(model: nn.Module, state: dict[str, Tensor]) -> Iterator[None]:
         if value is not None and (place := dotted(path, name))
     }
     for name, _ in model.named_parameters():
-        state[name]._is_param = True  # type: ignore[attr-defined] # `self.weight /= 2` sets it, which takes a `Parameter`
+        state[name]._is_param = True  # `self.weight /= 2` sets it, which takes a `Parameter`
     try:
         with torch.nn.utils.stateless._reparametrize_module(model, given):
             yield
