@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from rlplace.errors import CaptureError
 from rlplace.graphs.capturing.portable import uncompiled
 from rlplace.graphs.capturing.refusals import has_values
-from rlplace.graphs.capturing.untouched import swapped, untouched
+from rlplace.graphs.capturing.untouched import holding, untouched
 from rlplace.graphs.interpreter import require_program, run_graph
 from rlplace.graphs.micro_batching.dependence import (
     Pinned,
@@ -183,7 +183,7 @@ class _Check:
             wanted = [tensors[position].requires_grad_(True) for position in self.program.input_gradients]
             args, kwargs = self.filled(tensors)
             parameters = dict(state)
-            with swapped(origin.model, state):  # until the end of the backward, which may run the model again
+            with holding(origin.model, state):  # until the end of the backward, which may run the model again
                 if in_slices and self.micro is not None:
                     result = run_in_micro_batches(
                         origin.model, (args, kwargs), origin.loss_fn, tuple(targets), self.micro, streams.begin

@@ -44,7 +44,7 @@ from rlplace.export.placed.step_arguments import Arguments
 from rlplace.files import write_bytes_atomic
 from rlplace.graphs import OpGraph
 from rlplace.graphs.capturing.portable import original_of, uncompiled
-from rlplace.graphs.capturing.untouched import call_with, dotted
+from rlplace.graphs.capturing.untouched import dotted, holding
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import LossVerdict, loss_of
 from rlplace.measure import Host, Placement, Plan, resolve_host
@@ -570,13 +570,15 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         has_backward = self._program.is_training and (self._optimizer is not None or loss_scale is not None)
         flagged, cast = self._flags.on(origin.model), as_cast(origin.model, origin.autocast)
         with flagged, cast, uncompiled(), torch.set_grad_enabled(has_backward):
-            returned = call_with(origin.model, held, args, kwargs)
+            with holding(origin.model, held):
+                returned = origin.model(*args, **kwargs)
             if origin.loss_fn is not None:
                 returned = origin.loss_fn(returned, *targets)
-        if has_backward and loss_scale is not None:
-            (loss_of(returned) * loss_scale).backward()
-        elif has_backward:
-            self._update(loss_of(returned))
+        with holding(origin.model, held):  # of a checkpoint, whose forward runs again
+            if has_backward and loss_scale is not None:
+                (loss_of(returned) * loss_scale).backward()
+            elif has_backward:
+                self._update(loss_of(returned))
         with torch.no_grad():
             for name, buffer in state.buffers.items():
                 if held[name] is not buffer:  # it was moved, or `forward` replaced it

@@ -158,7 +158,8 @@ class ConstantCheck(TorchFunctionMode):
             CaptureError: one of them requires a gradient (a temperature in the loss, a layer in a list), and would stay
                 as it is without a word.
         """
-        for value in _leaves_of_gradient(loss):
+        leaves = (getattr(node, "variable", None) for node in nodes_behind(loss))
+        for value in (leaf for leaf in leaves if leaf is not None):
             if isinstance(value, FakeTensor) or _storage(value) in self._trainable:  # the latter is left to `check`
                 continue
             name = self._attribute_name(value, ("loss_fn", self._loss_fn)) or self._name(
@@ -254,17 +255,16 @@ def _is_of_an_array(value: Tensor) -> bool:
     return is_plain and not value.untyped_storage().resizable()
 
 
-def _leaves_of_gradient(loss: Tensor) -> Iterator[Tensor]:
-    """Tensors in which a backward from `loss` would leave a gradient."""
-    left: list[Any] = [loss.grad_fn]
+def nodes_behind(value: Tensor) -> Iterator[Any]:
+    """The nodes of autograd that a backward from `value` may run."""
+    left: list[Any] = [value.grad_fn]
     seen: set[Any] = set()
     while left:
         node = left.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        if (value := getattr(node, "variable", None)) is not None:
-            yield value
+        yield node
         left.extend(following for following, _ in node.next_functions)
 
 

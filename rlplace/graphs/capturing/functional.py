@@ -3,7 +3,7 @@
 The rules are those of functionalisation in PyTorch (`torch.func.functionalize`), applied to the graph rather than to a
 second run of it, which would double the time of a capture: a write makes a new version of a tensor, is carried through
 views to their base by a scatter, and later reads see views of the new version. Writes that the rules here do not cover
-(through `unfold`, or to several arguments) are left to such a second run.
+(through `as_strided`, or to several arguments) are left to such a second run.
 
 `Versions`: a graph copied node by node, its writes turned into new versions of the written tensors.
 
@@ -12,17 +12,20 @@ Views in a traced graph: which tensors are views of which, and how a write to a 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.fx.traceback as fx_traceback
+from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _make_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from rlplace.errors import CaptureError
 from rlplace.graphs.program import tensors_in
 
 aten = torch.ops.aten
@@ -79,7 +82,20 @@ def _add_store(graph: torch.fx.Graph, place: Node, value: Node) -> None:
 
 
 def _traced_again(module: GraphModule) -> GraphModule:
-    """The same by PyTorch's own means: slower, and three ops where batch norm needs one."""
+    """The same by PyTorch's own means: slower, and three ops where batch norm needs one.
+
+    Raises:
+        CaptureError: a write goes through `unfold`; PyTorch sets all that is in no window to zero (pytorch#198102).
+    """
+    for write in filter(mutates, module.graph.nodes):
+        views = _views(write.args[0]) if isinstance(write.args[0], Node) else ()
+        if any(view.target is aten.unfold.default for view in views):
+            raise CaptureError(
+                f"op {write.target} in module {write.meta['custom']['module'] or 'the root'} writes through `unfold`, "
+                f"in a step with another write that is hard to follow (through `as_strided` or complex views, or to "
+                f"several tensors at once). Write to slices of the tensor instead, or compute a new one.",
+                op=str(write.target),
+            )
     for node in module.graph.find_nodes(op="call_function", target=aten.native_batch_norm.default):
         node.target, node.args = _norm_twin(node)
     module.recompile()
@@ -209,11 +225,13 @@ class Versions:
         written = self.result_of.get(written, written)
         root = self.root[written]
         fits = _layout(fresh.meta["val"]) == _layout(written.meta["val"])
-        if written is not root:
-            base = self.base.get(written)
-            if base is None:
+        if windows := self._windows(written):
+            base = self.base[windows[-1]]
+            self._carry(like, base, self._put(like, base, windows, fresh))
+        elif written is not root:
+            if (own := self.base.get(written)) is None:
                 raise Uncovered
-            base, target, args = inverse(written, base, fresh)
+            base, target, args = inverse(written, own, fresh)
             self._carry(like, base, fresh if target is None else self._emit(like, target, args))
         elif fits and root.op != "get_attr":
             self.version[root] += 1
@@ -221,6 +239,28 @@ class Versions:
             raise Uncovered
         if fits:  # else it is taken from its base again, where it is read
             self.value[written], self.seen[written] = fresh, self.version[root]
+
+    def _windows(self, written: Node) -> list[Node]:
+        """The views from `written` up to the last `unfold` before its root; none without one."""
+        views, windows = [written], list[Node]()
+        while views[-1] in self.base:
+            windows = [*views] if views[-1].target is aten.unfold.default else windows
+            views.append(self.base[views[-1]])
+        return windows
+
+    def _put(self, like: Node, base: Node, views: Sequence[Node], fresh: Node) -> Node:
+        """`base` with `fresh` where the first of `views` shows it: by position, as windows may overlap."""
+        whole: torch.Tensor = base.meta["val"]
+        with detect_fake_mode(whole) or contextlib.nullcontext():
+            options = {"dtype": torch.int64, "device": whole.device}
+            shown = self._emit(like, aten.arange.default, (whole.numel(),), options)
+        shown = self._emit(like, aten.view.default, (shown, list(whole.shape)))
+        for view in reversed(views):
+            shown = self._emit(like, view.target, (shown, *view.args[1:]), view.kwargs)
+        old, places, new = (self._emit(like, aten.reshape.default, (each, [-1])) for each in (base, shown, fresh))
+        put = self._emit(like, aten.scatter.src, (old, 0, places, new))
+        put = self._emit(like, aten.view.default, (put, list(whole.shape)))
+        return put if whole.is_contiguous() else self._emit(like, aten.copy.default, (base, put))
 
     def _add_norm(self, node: Node) -> None:
         """`native_batch_norm` updates its running statistics without saying so; its `_legit` twins say it."""
@@ -316,13 +356,20 @@ def is_view(target: torch._ops.OpOverload) -> bool:
     return target in _UNDECLARED or any(alias is not None and not alias.is_write for alias in aliases)
 
 
+def _views(node: Node) -> Iterator[Node]:
+    """The node, and those whose memory it shows, view after view."""
+    yield node
+    while node.op == "call_function" and node.args and isinstance(of := node.args[0], Node):
+        target: Any = node.target
+        if target is not operator.getitem and not is_view(target) and not target._schema.name.endswith("_"):
+            break
+        yield (node := of)
+
+
 def shown(node: Node) -> Node:
     """The node whose memory a view shows, at the end of all views."""
-    while node.op == "call_function" and isinstance(of := node.args[0], Node):
-        if node.target is not operator.getitem and not is_view(node.target):  # type: ignore[arg-type]
-            break
-        node = of
-    return node
+    *_, last = _views(node)
+    return last
 
 
 def inverse(view: Node, base: Node, fresh: Node) -> tuple[Node, Any, tuple[Any, ...]]:

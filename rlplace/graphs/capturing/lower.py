@@ -135,8 +135,7 @@ class LoweredStep:
             name, module = (key, key.rpartition(".")[0]) if is_state else (f"{kind}_{key}", "")
             source = Source(kind, key, value.detach(), shard=trace.shards.get(key) if is_state else None)
             self._of_node[node] = ref = self.ops.add_source(name, source, node.meta["val"], module=module)
-            # a recomputed forward reads the module's own tensors, and the loss of an autoencoder the user's input
-            self._constants.setdefault(memory(value), ref)
+            self._constants.setdefault(memory(value), ref)  # the loss of an autoencoder reads the user's own input
 
     def _add_constant(self, node: torch.fx.Node) -> None:
         value = operator.attrgetter(str(node.target))(self.trace.module)

@@ -108,13 +108,14 @@ def _cumulative_norm(norm: _BatchNorm) -> Callable[[Tensor], Tensor]:
         norm._check_input_dim(x)  # type: ignore[no-untyped-call]
         mean, variance, count = map(norm.get_buffer, ("running_mean", "running_var", "num_batches_tracked"))
         batch_mean, batch_variance = torch.zeros_like(mean), torch.zeros_like(variance)
-        y = functional.batch_norm(x, batch_mean, batch_variance, norm.weight, norm.bias, True, 1.0, norm.eps)
-        with torch.no_grad():
-            count.add_(1)
-            factor = 1.0 / count.to(mean.dtype)
-            mean.lerp_(batch_mean, factor)
-            variance.lerp_(batch_variance, factor)
-        return y
+        try:
+            return functional.batch_norm(x, batch_mean, batch_variance, norm.weight, norm.bias, True, 1.0, norm.eps)
+        finally:  # a recomputed forward may end inside of its last norm
+            with torch.no_grad():
+                count.add_(1)
+                factor = 1.0 / count.to(mean.dtype)
+                mean.lerp_(batch_mean, factor)
+                variance.lerp_(batch_variance, factor)
 
     return forward
 
@@ -159,12 +160,18 @@ def updating_norms(model: nn.Module) -> dict[str, _BatchNorm]:
         path: module
         for path, module in model.named_modules()
         if isinstance(module, _BatchNorm)
-        and type(module).forward is _BatchNorm.forward
+        and (type(module).forward is _BatchNorm.forward or _is_alone(module))
         and "forward" not in vars(module)
         and module.training
         and module.running_mean is not None
         and module.running_var is not None
     }
+
+
+def _is_alone(norm: _BatchNorm) -> bool:
+    """Whether a norm that takes the statistics of all processes is in the only one, where it is as any other."""
+    has_others: bool = getattr(torch.distributed, "is_initialized", bool)()
+    return type(norm).forward is nn.SyncBatchNorm.forward and not has_others
 
 
 @contextlib.contextmanager

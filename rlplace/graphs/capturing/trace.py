@@ -17,12 +17,13 @@ from torch import nn
 from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd.function import BackwardCFunction
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError
-from rlplace.graphs.capturing.constants import ConstantCheck, annotated, spread_origins
+from rlplace.graphs.capturing.constants import ConstantCheck, annotated, nodes_behind, spread_origins
 from rlplace.graphs.capturing.functional import functionalise
 from rlplace.graphs.capturing.portable import Statistics, portable, statistics_handed_out, uncompiled
 from rlplace.graphs.capturing.refusals import (
@@ -37,9 +38,9 @@ from rlplace.graphs.capturing.refusals import (
     no_numbers_drawn,
 )
 from rlplace.graphs.capturing.untouched import (
-    call_with,
     check_draws_alike,
     check_steps_alike,
+    holding,
     untouched,
     watched_state,
 )
@@ -136,19 +137,22 @@ def trace_step(
             for hook in (parameter._backward_hooks or {}).values():  # they change the gradient
                 state[name].register_hook(hook)  # type: ignore[no-untyped-call]
         with fx_traceback.annotate({"phase": "forward"}), constants:
-            output = call_with(model, state, call_args, call_kwargs)
+            with holding(model, state):
+                output = model(*call_args, **call_kwargs)
             result = opened(output if loss_fn is None else loss_fn(output, *given))
+        gradients: Sequence[torch.Tensor | None] = ()
+        if is_training:
+            ends, seeds = backward_ends(result, list(given), part)
+            for end in ends:
+                constants.check_gradients(end)
+            setup_stacktrace_preservation_hooks([end.grad_fn for end in ends if end.grad_fn is not None])
+            with holding(model, state):  # of a forward that runs again
+                gradients = gradients_of(ends, wanted, seeds)
+            check_dense(tuple(trainable), gradients[: len(trainable)])
+        # a forward that runs again replaces buffers again, and hands out statistics again
         replaced = _replaced(dict(zip(names, flat, strict=False)), state, buffers)
         captured["replaced"] = [names.index(name) for name in replaced]
-        if not is_training:
-            return [*_flatten_result(result, captured), *_statistics(handed_out, captured), *replaced.values()]
-        ends, seeds = backward_ends(result, list(given), part)
-        for end in ends:
-            constants.check_gradients(end)
-        setup_stacktrace_preservation_hooks([end.grad_fn for end in ends if end.grad_fn is not None])
-        gradients = torch.autograd.grad(ends, wanted, seeds, allow_unused=True)
-        check_dense(tuple(trainable), gradients[: len(trainable)])
-        statistics = _statistics(handed_out, captured)  # a recomputed forward, in the backward, hands out more
+        statistics = _statistics(handed_out, captured)
         return [*_flatten_result(result, captured), *gradients, *statistics, *replaced.values()]
 
     values = (*trainable.values(), *fixed.values(), *buffers.values(), *tensors, *targets)
@@ -370,6 +374,23 @@ def backward_ends(
         with fx_traceback.annotate({"seed": True}):
             return [loss], [torch.full(loss.shape, part.weight, dtype=loss.dtype, device=loss.device)]
     return [tensors_in(result)[position] for position in part.outputs], given
+
+
+def gradients_of(
+    ends: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor | None] | None
+) -> Sequence[torch.Tensor | None]:
+    """Gradients of `ends`, given their own, as `.backward()` leaves them in `wanted`; None where it leaves none.
+
+    A Function of the user's, and a reentrant checkpoint, may run a backward of its own on the side: `autograd.grad`
+    skips those that no wanted tensor is behind, and refuses or loses what they leave.
+    """
+    if not any(isinstance(node, BackwardCFunction) for end in ends for node in nodes_behind(end)):
+        return torch.autograd.grad(ends, wanted, seeds, allow_unused=True)
+    torch.autograd.backward(ends, seeds)
+    found = [value.grad for value in wanted]
+    for value in wanted:
+        value.grad = None
+    return found
 
 
 def check_alone(returned: Any) -> Any:

@@ -108,14 +108,14 @@ def untouched(model: nn.Module, loss_fn: Callable[..., Any] | None = None) -> It
 
 
 @contextlib.contextmanager
-def swapped(model: nn.Module, state: dict[str, Tensor]) -> Iterator[None]:
-    """While active, `model` has other parameters and buffers; afterwards its own again.
+def holding(model: nn.Module, state: dict[str, Tensor]) -> Iterator[None]:
+    """While active, `model` has other parameters and buffers: for its forward, and for the one that a backward repeats.
 
-    `torch.func.functional_call` does the same, but for modules with two names (`self.b = self.a`): there it takes the
-    tensors of the call for those of the module, and leaves them in it.
+    `torch.func.functional_call` does the same for a forward alone, and not for modules with two names
+    (`self.b = self.a`): there it takes the tensors of the call for those of the module, and leaves them in it.
 
     Args:
-        model: the module.
+        model: has its own again afterwards.
         state: every parameter and buffer, by its first dotted name; buffers that `forward` replaces are replaced in it.
     """
     first: dict[int, str] = {}  # by id of a tensor, the first of its places
@@ -125,17 +125,13 @@ def swapped(model: nn.Module, state: dict[str, Tensor]) -> Iterator[None]:
         for name, value in (*module._parameters.items(), *module._buffers.items())
         if value is not None and (place := dotted(path, name))
     }
+    for name, _ in model.named_parameters():
+        state[name]._is_param = True  # `self.weight /= 2` sets it, which takes a `Parameter`
     try:
         with stateless._reparametrize_module(model, given, tie_weights=False):
             yield
     finally:
         state.update({name: given[name] for name in state})
-
-
-def call_with(model: nn.Module, state: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The results of `model` with other parameters and buffers (see `swapped`), which are its own again afterwards."""
-    with swapped(model, state):
-        return model(*args, **kwargs)
 
 
 def modules_of_loss(model: nn.Module, loss_fn: Callable[..., Any] | None) -> list[tuple[str, nn.Module]]:

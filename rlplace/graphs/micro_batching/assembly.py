@@ -25,7 +25,7 @@ from rlplace.errors import CaptureError
 from rlplace.graphs.capturing.constants import memory
 from rlplace.graphs.capturing.lower import Facts, Lowered, LoweredStep, call_facts, signature
 from rlplace.graphs.capturing.trace import AsSlice, Trace, trace_once, trace_step
-from rlplace.graphs.micro_batching.slices import cut_words
+from rlplace.graphs.micro_batching.slices import changes, cut_words
 from rlplace.graphs.opgraph import BACKWARD, LATER_HALF, UPDATE, GradientSum, OpRow, TensorRow, gradient_sums
 from rlplace.graphs.program import (
     Call,
@@ -282,11 +282,7 @@ class Parts:
         built = step.ops.built
         if built.mutations:
             changed = built.ops[built.tensors[built.mutations[0][1]].op].name
-            raise CaptureError(
-                f"cannot cut the step into {self.micro.slicing.num_micro_batches} micro-batches: `forward` changes "
-                f"{changed!r}, and every micro-batch would change it again; only running statistics of batch norm may "
-                f"change. Capture it with micro_batches=1."
-            )
+            raise changes(changed, self.micro.slicing)
         first = len(step.trace.trainable) + len(step.trace.fixed)
         read = {tensor for row in built.ops for tensor in row.reads}
         for tensor, name in enumerate(step.trace.buffers, start=first):

@@ -27,7 +27,7 @@ from rlplace.graphs.capturing.lower import Lowered, LoweredStep
 from rlplace.graphs.capturing.portable import normalises_batch, portable, statistics_handed_out
 from rlplace.graphs.capturing.refusals import explained
 from rlplace.graphs.capturing.trace import AsSlice, check_alone, fakes, trace_step
-from rlplace.graphs.capturing.untouched import call_with, dotted, untouched
+from rlplace.graphs.capturing.untouched import dotted, holding, untouched
 from rlplace.graphs.micro_batching.assembly import Assembly, Gradients, Parts, RefMap, running_ops
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE, OpGraph
 from rlplace.graphs.program import Call, OptimizerSpec, Origin, Ref, closed, opened, tensors_in, with_tensors
@@ -447,7 +447,8 @@ def fake_output(
     ):
         for name, parameter in parameters.items() if is_training else ():
             own[name].requires_grad_(parameter.requires_grad)
-        return opened(call_with(model, own, fake_args, fake_kwargs))
+        with holding(model, own):
+            return opened(model(*fake_args, **fake_kwargs))
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ from torch.utils.flop_counter import flop_registry
 
 from rlplace.graphs.capturing.constants import calls_told, memory, owner_of
 from rlplace.graphs.capturing.portable import uncompiled
-from rlplace.graphs.capturing.trace import LossFn, check_alone
+from rlplace.graphs.capturing.trace import LossFn, check_alone, gradients_of
 from rlplace.graphs.capturing.untouched import PythonState
 from rlplace.graphs.program import Slicing, closed, opened, tensors_in, with_tensors
 
@@ -70,7 +70,8 @@ Draw = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 class Pinned(TorchDispatchMode):
     """Makes ops of one step comparable with those of another that has more or fewer samples.
 
-    Casts to lower precision stay in float64; a random op returns a constant (a permutation the reverse order); batch
+    Casts to lower precision stay in float64; a random op returns a constant (a permutation the reverse order), memory
+    that is not filled is zero; batch
     normalisation uses its running statistics, mean 0 and variance 1 where it has none, and changes nothing.
 
     Args:
@@ -80,6 +81,7 @@ class Pinned(TorchDispatchMode):
         statistics: mean and variance that batch normalisation takes; None leaves it as it is.
 
     Attributes:
+        written: the memory that in-place ops wrote to.
         labels: one entry for every loss of negative log-likelihood that ran.
         normalises_batch: whether batch normalisation would have used the statistics of the batch.
         work: of the ops that ran.
@@ -94,6 +96,7 @@ class Pinned(TorchDispatchMode):
         statistics: Callable[[dict[str, Any]], tuple[Tensor, Tensor]] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.written: set[int] = set()
         self.labels: list[Labels] = []
         self.normalises_batch, self.work = False, 0.0
         self._is_double, self._most_work = is_double, most_work
@@ -148,8 +151,12 @@ class Pinned(TorchDispatchMode):
             self.labels.append(
                 Labels(given["ignore_index"], num_ignored, is_mean, is_mean and given.get("weight") is not None)
             )
-        is_random = torch.Tag.nondeterministic_seeded in func.tags
-        return self._draw(func, args, kwargs) if is_random else func(*args, **kwargs)
+        if func._schema.is_mutable:
+            self.written.update(memory(value)[0] for value in tensors_in((args[:1], kwargs.get("out"))))
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            return self._draw(func, args, kwargs)
+        result = func(*args, **kwargs)
+        return result.zero_() if func.overloadpacket in _UNFILLED else result
 
     def _normalised(
         self, given: dict[str, Any], func: Any, statistics: Callable[[dict[str, Any]], tuple[Tensor, Tensor]]
@@ -173,6 +180,7 @@ def _work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any)
     return 20_000 + 0.5 * sum(each.numel() for each in tensors_in((args, kwargs, result))) + 0.1 * count
 
 
+_UNFILLED = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 _NORMS = {
     aten.native_batch_norm.default,
     aten._native_batch_norm_legit.default,
@@ -360,7 +368,7 @@ class Trial:
 
     def gradients(self, outputs: Sequence[Tensor], seeds: Sequence[Tensor | None] | None) -> tuple[Tensor, ...]:
         """Gradients of all trainable parameters, given those of `outputs`; zeros where these depend on none."""
-        found = torch.autograd.grad(outputs, self.parameters, seeds, allow_unused=True)
+        found = gradients_of(outputs, self.parameters, seeds)
         return tuple(
             torch.zeros_like(parameter) if gradient is None else gradient.detach().to_dense()
             for gradient, parameter in zip(found, self.parameters, strict=True)
@@ -431,7 +439,7 @@ def dependence(trial: Trial, tensors: Sequence[Tensor], slicing: Slicing) -> Dep
     in_model: list[str] = []
     loss, is_done = Of.NOTHING, False
     try:
-        with trial.rehearsal(), torch.no_grad():
+        with trial.rehearsal(), torch.set_grad_enabled(trial.has_loss):  # a loss may take gradients (a penalty on them)
             of_slice, of_batch = halves.cut(tensors, 1), list(tensors)
             with watch.calls(), watch:
                 output = trial.output(of_slice)

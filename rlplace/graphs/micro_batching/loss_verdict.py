@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError, RlplaceError, check_known, refuse_if
+from rlplace.graphs.capturing.constants import memory
 from rlplace.graphs.capturing.portable import normalises_batch
 from rlplace.graphs.capturing.refusals import has_values
 from rlplace.graphs.capturing.trace import LossFn
@@ -42,7 +43,7 @@ from rlplace.graphs.micro_batching.dependence import (
     dependence,
     one_thread,
 )
-from rlplace.graphs.micro_batching.slices import cut_words
+from rlplace.graphs.micro_batching.slices import changes, cut_words
 from rlplace.graphs.program import CONSTANTS, LossKind, LossVerdict, Slicing, Weights, even_sizes, tensors_in
 
 ASKED = ("auto", "separate", "joined", "accumulated")
@@ -154,6 +155,8 @@ def _judged(
     most_work: float,
 ) -> LossVerdict:
     ways = _ways(model, call, loss_fn, targets, slicing, most_work)
+    if ways.changed:
+        raise changes(ways.changed, slicing)
     found = _right(ways, asked, has_loss=loss_fn is not None)
     if isinstance(found, _Wrong) and ways.fails and slicing.sizes[-1] > 1 and ways.slicing.sizes[-1] == 1:
         # a slice of one sample, which a `squeeze` makes none of, is not among those of the step
@@ -271,11 +274,16 @@ def _refused(ops: Sequence[str], wrong: _Wrong, cut: str, ways: Ways, *, has_los
     if ways.is_loss_inside:
         hint = f"{_OUTSIDE}; {hint}"
     what = f"it cannot be cut so ({cut})"
+    if any(op.startswith("aten.as_strided") for op in ops):
+        hint = f"`as_strided` with an offset counts from the first sample of the batch: leave the offset out; {hint}"
     if ops:
         what, hint = f"samples of the batch are mixed by {', '.join(ops)}", f"{hint}. Now {cut}"
     elif ways.fails:
         what = f"it cannot be cut so: a slice of the batch fails, the whole batch runs ({cut})"
-        hint = f"{dims} says which dimension of every tensor is the batch; fewer micro-batches make larger slices"
+        hint = (
+            f"take sizes from tensors (`x.shape[0]`), as a number that stands in the code fits one batch; {dims} says "
+            f"which dimension of every tensor is the batch; fewer micro-batches make larger slices"
+        )
     tried = {"separate losses": wrong.separate, "joined outputs": wrong.joined}
     if wrong.separate == wrong.joined:
         tried = {"separate losses and joined outputs": wrong.joined}
@@ -303,6 +311,7 @@ class Ways:
         tensors: inputs and targets of the few samples.
         slicing: how they are cut.
         normalises_batch: whether batch normalisation takes the statistics of the batch.
+        changed: a parameter that the step writes to; "" without one.
         counts_labels: whether a loss divides by how many labels are not ignored.
         reason: why the last way that was tried is not right; "" where it is.
         fails: whether the model failed on a slice.
@@ -325,6 +334,8 @@ class Ways:
         if not self._whole.is_finite:
             raise NotComputable(f"its loss or a gradient is not finite for {self.slicing.batch} samples")
         self.normalises_batch = pinned.normalises_batch
+        parameters = trial.model.named_parameters()
+        self.changed = next((name for name, value in parameters if memory(value)[0] in pinned.written), "")
         self.counts_labels = any(label.is_mean for label in pinned.labels)
         self._reads_class_weights = any(label.is_weighted for label in pinned.labels)
 

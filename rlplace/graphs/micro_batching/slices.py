@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from rlplace.errors import InvalidValue, UnknownName, refuse_if
+from rlplace.errors import CaptureError, InvalidValue, UnknownName, refuse_if
 from rlplace.graphs.capturing.trace import LossFn
 from rlplace.graphs.program import LossByName, MicroBatches, Slicing, closed, even_sizes, opened
 
@@ -94,6 +94,15 @@ def plan_slices(
             hint=f"Take fewer micro-batches or a larger batch. {_HINT}",
         )
     return Slicing(tuple(dims), even_sizes(batch, count))
+
+
+def changes(name: str, slicing: Slicing) -> CaptureError:
+    """The refusal of a step whose `forward` changes a tensor that all micro-batches share."""
+    return CaptureError(
+        f"cannot cut the step into {slicing.num_micro_batches} micro-batches: `forward` changes {name!r}, and every "
+        f"micro-batch would change it again; only running statistics of batch norm may change. Capture it with "
+        f"micro_batches=1."
+    )
 
 
 def cut_words(args: tuple[Any, ...], kwargs: dict[str, Any], targets: Sequence[torch.Tensor], slicing: Slicing) -> str:

@@ -9,6 +9,7 @@ import torch
 from small_models import Function, random
 from torch import Tensor, nn
 
+from rlplace.errors import CaptureError
 from rlplace.graphs import capture, run_graph
 from rlplace.graphs.capturing import functional
 from rlplace.graphs.program import Call
@@ -77,15 +78,49 @@ def masks(y: Tensor) -> Tensor:
     return z.cumsum_(0)
 
 
-def through_unfold(y: Tensor) -> Tensor:
+def through_windows(y: Tensor) -> Tensor:
     z = y.clone()
     z.unfold(1, 2, 2)[:, 1].add_(1)
     return z
 
 
+def through_windows_with_gaps(y: Tensor) -> Tensor:
+    z = y.clone()
+    z.unfold(1, 2, 3)[:, :, 0] = 7.0  # columns 0 and 3; 2 and 5 are in no window
+    return z
+
+
+def through_overlapping_windows(y: Tensor) -> Tensor:
+    z = y.clone()
+    z.unfold(1, 4, 1)[:, ::2] = 7.0  # columns 0 to 5, some in two windows
+    z.unfold(1, 3, 1)[:, 1].mul_(3)  # columns 1 to 3, which other windows show too
+    return z * y
+
+
+def through_patches(y: Tensor) -> Tensor:
+    z = y.clone()
+    patches = z.unfold(0, 2, 2).unfold(1, 2, 3)  # of rows 0 and 1, and of columns 0, 1, 3 and 4
+    patches[0, 1].mul_(5)
+    return z + patches.sum()
+
+
+def through_windows_of_a_part(y: Tensor) -> Tensor:
+    z = y.t().clone(memory_format=torch.preserve_format)
+    z[1:].unfold(0, 2, 3).transpose(1, 2)[1].copy_(y[:2, :3])
+    z.t().unfold(1, 3, 3)[0, 0, 1:2].add_(y[0, 1])
+    return z
+
+
+def through_strides(y: Tensor) -> Tensor:
+    z = y.clone()
+    z.as_strided((3, 2), (6, 3), 1).mul_(2)
+    return z
+
+
 COVERED = [
     through_slices, through_a_chain, through_pieces, through_a_diagonal, read_before_and_after, of_a_result, copies,
-    masks,
+    masks, through_windows, through_windows_with_gaps, through_overlapping_windows, through_patches,
+    through_windows_of_a_part,
 ]  # fmt: skip
 
 
@@ -108,12 +143,16 @@ def test_writes_are_settled_in_the_graph(function: Callable[[Tensor], Tensor], m
 
 
 def test_writes_that_the_rules_do_not_cover_are_settled_by_a_second_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    check(through_unfold)
     seen = []
     again = functional._traced_again
     monkeypatch.setattr(functional, "_traced_again", lambda module: seen.append(module) or again(module))
-    check(through_unfold)
+    check(through_strides)
     assert len(seen) == 1
+
+
+def test_windows_beside_what_a_second_trace_settles_are_refused() -> None:
+    with pytest.raises(CaptureError, match="unfold"):
+        capture(Function(lambda y: through_strides(y) + through_windows_with_gaps(y)), random(3, 4))
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -128,7 +167,7 @@ def test_batch_norm_either_way(kind: str, again: bool, monkeypatch: pytest.Monke
             y = self.norm(x)
             if again:
                 y = y.clone()
-                y.unfold(1, 2, 2)[:, 1].add_(1)
+                y.as_strided((6, 2), (4, 2), 1).add_(1)
             return self.norm(y) if kind == "twice" else y
 
     model, x = Norm().train(kind != "eval"), random(6, 4)
