@@ -225,7 +225,7 @@ def test_forwards_that_wait_keep_their_draws() -> None:
         assert not torch.equal(first, second)
         (first + 2.0 * second).backward()
         w: Any = placed.w
-        assert float((w.detach() * w.grad).sum()) == pytest.approx(float(first + 2.0 * second), rel=1e-9)
+        assert float((w.detach() * w.grad).sum()) == pytest.approx(float((first + 2.0 * second).detach()), rel=1e-9)
 
 
 def test_ranks_draw_alike() -> None:
