@@ -75,8 +75,8 @@ class Streams(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     calls `draw` for every random op, with the keys that a trace of the same code gives them. For that the ops have to
     come apart as in the trace: run the step under `portable(model)`, with the model in the mode that it was captured
-    in, on devices of the same type. An eager op may be the in-place form (`bernoulli_`) of the one in the program
-    (`bernoulli.p`), and takes no `generator` any more.
+    in, on devices of the same type, and not under `torch.inference_mode`. An eager op may be the in-place form
+    (`bernoulli_`) of the one in the program (`bernoulli.p`), and takes no `generator` any more.
 
     Args:
         draw: makes the results of random ops; `make` by default.
@@ -131,13 +131,10 @@ class Streams(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if not is_draw(func, args, kwargs):
             first = args[0] if args else None
-            if type(first) is torch.Tensor and first.dtype is torch.uint8 and first.shape in self._shapes:
+            if type(first) is torch.Tensor and first.dtype is torch.uint8 and self._is_state(first):
                 with _disable_current_modes():  # a copy of a saved state stays real among fake tensors
                     return func(*args, **kwargs)
             return func(*args, **kwargs)
-        if func._can_decompose():  # under inference mode; it draws several times, or never
-            with self:
-                return func.decompose(*args, **kwargs)
         given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Generator)]
         generator = given[0] if given else _default(place_of(args, kwargs))
         before = generator.get_state()
@@ -149,9 +146,8 @@ class Streams(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._move(generator, int.from_bytes(_hash(before)) >> 1, replace(key, place=key.place + 1))
 
-    @property
-    def _shapes(self) -> set[torch.Size]:
-        return {state.shape for state in self._before.values()}
+    def _is_state(self, value: torch.Tensor) -> bool:
+        return any(value.shape == state.shape for state in self._before.values())
 
     def _key(self, generator: torch.Generator) -> DrawKey:
         """The key of the generator's next draw; a state that is not known yet begins a stream."""

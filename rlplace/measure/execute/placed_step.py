@@ -58,8 +58,7 @@ class PlacedStep:
         plan: made for both.
         residents: where parameters and state are kept; plans over the same host may share them.
         crew: the host's threads.
-        seed: of random ops; each draws from (seed, step, place), alike on all devices of one kind: a CPU and a
-            GPU make different ones of one seed.
+        seed: of random ops; each draws from (seed, step, place), the same numbers on all devices of one kind.
         is_traced: record the times of ops and transfers (see `timeline`).
         traced: items whose times are recorded then; None for all.
         hold_every: if above 0, a GPU is held back for `hold_cycles` at the start and every so many ops, so that
