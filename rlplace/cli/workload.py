@@ -449,7 +449,7 @@ def show_step_time(result: dict[str, Any], json: bool) -> None:
     """Prints the results of `simulate` and `measure`: as JSON on stdout, or in a line for people."""
     words = f"{result['status']}: {result['why']}"
     if result["status"] == "ok":
-        spread = f" ± {format_ms(result['spread_s'])}" if result["spread_s"] else ""
+        spread = f" ± {format_ms(result['spread_s'])}" if result["kind"] == "measured" and result["spread_s"] else ""
         bound = f"bound {format_ms(result['lower_bound_s'])} ms ({result['lower_bound']})"
         words = f"{format_ms(result['step_time_s'])} ms{spread}, {bound}"
     answer(result, f"{result['placement']}, {result['kind']}: {words}", json)
