@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlplace import cuda
 from rlplace.errors import CaptureError
 from rlplace.graphs.capturing.portable import uncompiled
 from rlplace.graphs.capturing.refusals import has_values
@@ -370,7 +371,7 @@ def _free_bytes(tensors: Any) -> float:
     """Memory that is free where the tensors are."""
     place = next((each.device for each in tensors if each.is_cuda), None)
     if place is not None:
-        return float(torch.cuda.mem_get_info(place)[0])
+        return float(cuda.gpu(place.index or 0).free_bytes)
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             lines = dict(line.split(":", 1) for line in file)

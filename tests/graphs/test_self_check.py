@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rlplace import capture
 from rlplace.errors import CaptureError
+from rlplace.graphs.interpreter import run_graph
 from rlplace.graphs.program import LossVerdict
 from rlplace.graphs.self_check import StepDiffers
 
@@ -89,10 +90,41 @@ class Fused(nn.Module):
     [lambda: ViaReentrant(nn.Linear(6, 6)), lambda: ViaReentrant(Adapter()), Fused],
     ids=["linear", "lora", "fused"],
 )
-def test_a_backward_as_a_side_effect_is_refused(make: Callable[[], nn.Module], micro_batches: int) -> None:
+def test_a_backward_as_a_side_effect_is_part_of_the_step(make: Callable[[], nn.Module], micro_batches: int) -> None:
+    model, (x, y) = make().double(), (each.double() for each in batch())
+    found = run_graph(capture(model, x, MSE, "sgd", targets=y, micro_batches=micro_batches)).gradients
+    MSE(model(x), y).backward()
+    expected = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient)
+
+
+class Keeps(torch.autograd.Function):
+    """Keeps a gradient for later steps, where no graph sees it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, owner: nn.Module) -> Tensor:
+        ctx.owner = owner
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        if not is_traced():
+            ctx.owner.body.weight.grad = torch.ones_like(ctx.owner.body.weight)
+        return gradient, None
+
+
+class LosesGradients(ViaReentrant):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = Keeps.apply(self.head(self.body(x).detach()), self)
+        return y
+
+
+def test_a_gradient_that_only_plain_pytorch_has_is_named() -> None:
     x, y = batch()
-    with pytest.raises(StepDiffers, match="has none when captured"):
-        capture(make(), x, MSE, "sgd", targets=y, micro_batches=micro_batches)
+    with pytest.raises(StepDiffers, match=r"the gradient of 'body.weight' has none when captured"):
+        capture(LosesGradients(nn.Linear(6, 6)), x, MSE, "sgd", targets=y)
 
 
 def first_half(output: Tensor, target: Tensor) -> Tensor:

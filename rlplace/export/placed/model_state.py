@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import itertools
 import math
-import os
 from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -701,17 +700,3 @@ def read_step(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     if told.get("schema") not in (1, SCHEMA) or not is_whole:
         raise FileProblem(path, f"no state of a placed step of schema {SCHEMA}: `step.save(path)` writes one.")
     return told, tensors
-
-
-def check_draws(schema: int, program: Program, path: str | os.PathLike[str]) -> None:
-    """Refuses to go on with a training whose random ops drew other numbers.
-
-    Raises:
-        FileProblem: the step draws, and what was saved is of another schema.
-    """
-    if schema != SCHEMA and program.draws:
-        raise FileProblem(
-            path,
-            f"of an earlier rlplace (schema {schema}, now {SCHEMA}), whose random ops drew other numbers from the same "
-            f"seed. Take its parameters alone (`load_state_dict`), or end that training with that rlplace.",
-        )

@@ -35,7 +35,6 @@ from rlplace.export.placed.model_state import (
     SCHEMA,
     CapturedOptimizer,
     Option,
-    check_draws,
     optimizer_state,
     read_step,
     set_options,
@@ -46,7 +45,7 @@ from rlplace.graphs import OpGraph
 from rlplace.graphs.capturing.portable import original_of, uncompiled
 from rlplace.graphs.capturing.untouched import dotted, holding
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.program import LossVerdict, loss_of
+from rlplace.graphs.program import LossVerdict, Program, loss_of
 from rlplace.measure import Host, Placement, Plan, resolve_host
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.isolate.own_ranks import crew_of
@@ -386,7 +385,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
                 raise FileProblem(
                     path, f"of a step with seed {seed}, this one has {self._seed}: random ops would differ."
                 )
-            check_draws(told["schema"], self._program, path)
+            _check_draws(told["schema"], self._program, path)
             if lacking := set(options) - spec.keys():
                 raise FileProblem(path, f"its optimizer lacks {min(lacking)!r}.")
             names = {key.split(".", 2)[-1] for key in found.keys() - own.keys() if key.startswith("optimizer.")}
@@ -437,7 +436,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         with self._turn(runs=False):
             set_options(self._torch_optimizer(optimizer), self._state, state["optim"])
             counts = state.get("rlplace", {})
-            check_draws(int(counts.get("schema", 1 if counts else SCHEMA)), self._program, "checkpoint")
+            _check_draws(int(counts.get("schema", 1 if counts else SCHEMA)), self._program, "checkpoint")
             self.num_steps = int(counts.get("num_steps", self.num_steps))
             self._num_evaluations = int(counts.get("num_evaluations", self._num_evaluations))
 
@@ -654,3 +653,17 @@ def to_step(
     model = original_of(model)
     placed.load_state_dict({**dict(model.named_parameters()), **dict(model.named_buffers())})
     return placed
+
+
+def _check_draws(schema: int, program: Program, path: str | os.PathLike[str]) -> None:
+    """Refuses to go on with a training whose random ops drew other numbers.
+
+    Raises:
+        FileProblem: the step draws, and what was saved is of another schema.
+    """
+    if schema != SCHEMA and program.draws:
+        raise FileProblem(
+            path,
+            f"of an earlier rlplace (schema {schema}, now {SCHEMA}), whose random ops drew other numbers from the same "
+            f"seed. Take its parameters alone (`load_state_dict`), or end that training with that rlplace.",
+        )
