@@ -690,11 +690,8 @@ def read_step(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         ) from error
     except (OSError, ValueError) as error:
         raise FileProblem(path, f"cannot be read: {error}.") from error
-    told = {
-        "num_evaluations": 0,
-        "optimizer": None,
-        **(told if isinstance(told, dict) else {}),
-    }  # older files lack both
+    older = {"num_evaluations": 0, "optimizer": None}  # files that lack both
+    told = {**older, **(told if isinstance(told, dict) else {})}
     counts = told.get("num_steps"), told["num_evaluations"]
     is_whole = all(isinstance(count, int) for count in counts) and isinstance(told["optimizer"], dict | None)
     if told.get("schema") not in (1, SCHEMA) or not is_whole:
