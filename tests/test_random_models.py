@@ -34,7 +34,7 @@ OTHER_LAYOUTS = [
 """Batch norm of (B, N, C) lays out its results otherwise than fake tensors have it."""
 PENALTIES = [
     Member(12, "vector", (Part("layer", "linear", 4),), form="penalty"),
-    Member(13, "image", (Part("layer", "conv", 0),), form="penalty", loss="sum"),
+    Member(13, "image", (Part("layer", "conv", 0),), form="penalty", loss="huber"),
     Member(14, "vector", (wrapped("residual", LINEAR),), form="penalty", loss="classes", inputs="dict"),
 ]
 """Losses with the gradient of an input."""

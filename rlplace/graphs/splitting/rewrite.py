@@ -166,7 +166,7 @@ class _Rewriting(ShardedValues):
                 for node in self._old.nodes:
                     self._at.append(node)
                     if node.op == "get_attr":
-                        self._check_recomputed(node)
+                        self._check_own(node)
                         self._values[node] = Value("whole", (self._new.node_copy(node),), node)
                     elif node.op == "call_function":
                         self._add(node)
@@ -446,8 +446,8 @@ class _Rewriting(ShardedValues):
             target, args = _UNBIASED[target], args[1:]
         return self._call(node, target, args, kwargs, shard=index)
 
-    def _check_recomputed(self, node: Node) -> None:
-        """Refuses a recomputed forward that reads the module's own parameter, not the shards of it."""
+    def _check_own(self, node: Node) -> None:
+        """Refuses a read of a module's own parameter, not of the shards of it."""
         value = operator.attrgetter(str(node.target))(self._trace.module)
         if not isinstance(value, torch.Tensor):
             return
@@ -455,8 +455,8 @@ class _Rewriting(ShardedValues):
         for one in self._choice.parameters:
             if memory(value) == memory(self._trace.values[places[one]]):
                 raise CaptureError(
-                    f"a recomputed forward (`torch.utils.checkpoint`) reads {one.name!r}, which is split. Leave "
-                    "`split` or the recomputation out."
+                    f"{one.name!r}, which is split, is read elsewhere than as an attribute of its module. "
+                    "Leave `split` out, or return it with the output."
                 )
 
     def _local_shape(self, shape: Sequence[int], dims: Dims, atom: Atom, index: int) -> list[int]:
