@@ -51,6 +51,7 @@ def place(
     exact: bool = False,
     split: SplitPlan | Literal["auto"] | None = None,
     frozen: Sequence[str] = (),
+    check: bool = True,
     trace: bool = True,
     progress: Progress | bool | None = None,
 ) -> PlacedModel:
@@ -85,6 +86,7 @@ def place(
         split: which ops are split into shards, each placed by itself; None splits none, and `auto` chooses by
             simulation. For a placement from `path`, both are what the file says.
         frozen: attributes that the step may change, although placed steps do not change them; as in `capture`.
+        check: whether the captured step is compared with plain PyTorch, as in `capture`: one step of both runs.
         trace: whether measured placements also run a traced step, from whose timeline the search learns.
         progress: called with the progress. True prints it to stderr, and False prints nothing. None prints it on a
             terminal, and elsewhere only the last line: the step times of the placement, of one device and of plain
@@ -114,7 +116,9 @@ def place(
     is_own, progress = not isinstance(progress, Progress), progress_of(progress)
 
     def graph_of(count: int, split: SplitPlan | None = plan) -> OpGraph:
-        step = partial(capture, model, inputs, loss_fn, optimizer, targets=targets, frozen=frozen, split=split)
+        step = partial(
+            capture, model, inputs, loss_fn, optimizer, targets=targets, frozen=frozen, split=split, check=check
+        )
         cut: dict[str, Any] = {} if count == 1 else {"micro_batches": count, "batch_dims": batch_dims, "loss": loss}
         return check_exact(step(**cut), asked)
 

@@ -173,7 +173,8 @@ class _Check:
             stack.enter_context(untouched(origin.model, origin.loss_fn))
             stack.enter_context(self._mode(is_double=is_double, is_fixed=is_fixed))
             streams = Streams(self._drawn)
-            stack.enter_context(streams.step())
+            if self.keys:
+                stack.enter_context(streams.step())
             state = {name: each.detach().clone() for name, each in self.state.items()}
             for name, each in own.items():
                 state[name] = nn.Parameter(state[name], trains and each.requires_grad)
