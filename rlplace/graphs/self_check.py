@@ -295,9 +295,9 @@ class _Check:
             )
         if self.micro is not None:
             return (
-                "Hint: Python code that looks at the number of samples, or at their positions, sees those of a slice. "
-                "`loss='joined'` (--loss joined) takes one loss of the whole batch, `loss='accumulated'` gradient "
-                "accumulation, `micro_batches=1` leaves the batch whole."
+                "Hint: code that looks at the number of samples or at their positions, or that mixes samples, has only "
+                "those of a slice. `loss='accumulated'` (--loss accumulated) takes gradient accumulation, which is "
+                "another step; micro_batches=1 keeps the batch whole."
             )
         return (
             "Hint: find the op by capturing parts of the model; `check=False` leaves the comparison out, where such a "

@@ -336,3 +336,15 @@ def test_a_batch_that_plain_pytorch_refuses_is_said(caplog: pytest.LogCaptureFix
     capture(nn.Embedding(4, 2), torch.tensor([1, 9]), lambda y: y.sum(), "sgd")
     assert "not compared" in caplog.text
     assert "IndexError" in caplog.text
+
+
+def test_a_hook_that_holds_itself_ends() -> None:
+    """A recursive function is in its own closure."""
+
+    def factorial(count: int) -> int:
+        return 1 if count < 2 else count * factorial(count - 1)
+
+    model = net(nn.Tanh())
+    model.register_forward_hook(lambda module, given, output: output * factorial(3))
+    with pytest.warns(RuntimeWarning, match="hooks"):
+        assert capture(model, batch()[0]).num_ops

@@ -483,7 +483,7 @@ class PythonState:
         has_closures: bool = False,
         functions: Iterable[object] = (),
     ) -> None:
-        self._has_closures = has_closures
+        self._has_closures, self._entered_once = has_closures, set[object]()
         self._kept: dict[int, _Kept] = {}
         self._streams: dict[int, _Stream] = {}
         modules = list(modules)
@@ -513,7 +513,8 @@ class PythonState:
 
     def _entered(self, name: str, value: object) -> tuple[Any, bool]:
         """As `_collection` has it; what else belongs to the value is added to those that are left."""
-        if self._has_closures and isinstance(value, (FunctionType, MethodType)):
+        if self._has_closures and isinstance(value, (FunctionType, MethodType)) and value not in self._entered_once:
+            self._entered_once.add(value)  # a function may hold itself
             self._left.extend((name, each, False) for each in _held_by(value))
         return (value, True) if isinstance(value, type) and value in self._kinds else _collection(value)
 
