@@ -23,7 +23,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -294,7 +294,6 @@ def _is_valid(member: Member) -> bool:
 # --- plain PyTorch
 
 
-Draws = Callable[[int], AbstractContextManager[object]]
 """Of the number of a step: while active, plain PyTorch draws the random numbers of that placed step."""
 
 
@@ -306,19 +305,20 @@ class Eager:
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch_optimizer(OPTIMIZERS[member.optimizer], self.parameters)
 
-    def step(self, number: int, graph: OpGraph | None = None, draws: Draws | None = None) -> Tensor:
+    def step(self, number: int, graph: OpGraph | None = None, draws: SeededDraws | None = None) -> Tensor:
         """The loss of a step, with its gradients and its update; in the micro-batches that `graph` says, if it does not
         make the step of the whole batch."""
         self.optimizer.zero_grad()
         inputs, t = self.member.batch(number)
-        with nullcontext() if draws is None else draws(number):
-            loss = self._backward(inputs, t, graph)
+        begin = int if draws is None else draws.begin
+        with nullcontext() if draws is None else draws.of_step(number):
+            loss = self._backward(inputs, t, graph, begin)
         self.gradients = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
         self.gradients = {name: gradient.clone() for name, gradient in self.gradients.items()}
         self.optimizer.step()
         return loss.detach()
 
-    def _backward(self, inputs: Any, t: Tensor, graph: OpGraph | None) -> Tensor:
+    def _backward(self, inputs: Any, t: Tensor, graph: OpGraph | None, begin: Callable[[int], object]) -> Tensor:
         micro = None if graph is None else require_program(graph).origin.micro
         if micro is None or (micro.equals_whole and not self.member.is_drawn):
             loss = loss_of(self.loss_fn(called(self.model, inputs), t))
@@ -329,12 +329,14 @@ class Eager:
         spec = pytree.tree_structure((inputs, t))
         slices = [pytree.tree_unflatten(list(leaves), spec) for leaves in zip(*cut, strict=True)]
         if micro.verdict.kind == "joined":
-            outputs = [called(self.model, each) for each, _ in slices]
+            outputs = [(begin(index), called(self.model, each))[1] for index, (each, _) in enumerate(slices)]
+            begin(-1)
             loss = loss_of(self.loss_fn(joined(outputs), t))
             loss.backward()
             return loss
         total = torch.zeros((), dtype=self.member.dtype)
-        for (each, own), size in zip(slices, sizes, strict=True):
+        for index, ((each, own), size) in enumerate(zip(slices, sizes, strict=True)):
+            begin(index)
             weight = size / len(t) if micro.verdict.weights == "mean" else 1.0
             loss = loss_of(self.loss_fn(called(self.model, each), own)) * weight
             loss.backward()
@@ -396,16 +398,11 @@ def placed_step(member: Member, num_micro_batches: int) -> tuple[nn.Module, OpGr
     return model, graph, Placement(naive_plan(graph, devices), graph.fingerprint, HOST.fingerprint, names)
 
 
-def seeded_draws(graph: OpGraph) -> Draws:
-    """Plain PyTorch draws what the placed steps of `graph` draw."""
-    return SeededDraws(graph, torch.device("cpu")).of_step
-
-
 def wrong_step(member: Member, num_micro_batches: int, *, has_own_update: bool = True) -> list[str]:
     """What differs in the steps of `to_step`, or in its gradients where another optimizer updates."""
     model, graph, placement = placed_step(member, num_micro_batches)
     eager, wrong = Eager(member), list[str]()
-    draws = seeded_draws(graph) if member.is_drawn else None
+    draws = SeededDraws(graph) if member.is_drawn else None
     with rlplace.export.to_step(model, graph, placement, host=HOST) as step:
         optimizer = torch_optimizer(OPTIMIZERS[member.optimizer], [p for p in step.parameters() if p.requires_grad])
         for number in range(NUM_STEPS):

@@ -77,7 +77,7 @@ def test_dropout_is_checked_with_the_draws_of_the_placed_step(
 
 def test_random_ops_that_plain_pytorch_runs_otherwise_are_refused() -> None:
     graph, _, _ = with_dropout()
-    draws = SeededDraws(graph, torch.device("cpu"))
+    draws = SeededDraws(graph)
     with pytest.raises(InvalidValue, match=r"model is 'randn in plain PyTorch'.*`model.eval\(\)`"), draws.of_step(0):
         torch.randn(3)
     with pytest.raises(InvalidValue, match=r"model is '0 random ops in plain PyTorch', expected 2"), draws.of_step(0):

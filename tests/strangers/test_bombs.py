@@ -191,6 +191,7 @@ def test_nodes_in_onnx_run_only_where_their_results_are_known_to_be_small(
     assert load("Max", onnx.TensorProto.FLOAT, wide) == []  # nothing, by way of a million
 
 
+@pytest.mark.filterwarnings("ignore:.*that nothing reads:RuntimeWarning")
 def test_defaults_in_graphml_are_not_multiplied_by_the_nodes(tmp_path: Path) -> None:
     path = tmp_path / "g.graphml"
     keys = [f'<key id="k{k}" for="node" attr.name="a{k}"><default>1</default></key>' for k in range(300)]
