@@ -30,6 +30,7 @@ def runs() -> dict[str, Body]:
     pair = setting_of("tied", "momentum", gpu_host(("cuda:0", "cuda:1")), 0)
     plain = setting_of("linear", "sgd", gpu_host(("cuda:0", "cuda:1")), 0)
     three = setting_of("batch_norm_train", "adam", gpu_host(("cuda:0", "cuda:1", "cuda:2")), 0)
+    constants = setting_of("constants", "sgd", gpu_host(("cuda:0", "cuda:1")), 0)
     return {
         "parts of GPUs and the CPU": trained(parts),
         "two GPUs": trained(pair),
@@ -38,6 +39,7 @@ def runs() -> dict[str, Body]:
         "model, called": placed_model(input_elsewhere(), ()),
         "model, state_dict": placed_model(input_elsewhere(), ("state_dict",)),
         "model, copy_to": placed_model(input_elsewhere(), ("copy_to",)),
+        "model, constants": placed_model(constants, ("constants",)),
         "model, shards": parameters_read(split_layers()),
         "model, gradients out": gradients_out(plain),
         "inference": inference,

@@ -86,7 +86,7 @@ def placed_model(setting: Setting, reads: tuple[str, ...] = ("state_dict", "copy
 
     Args:
         setting: its first plan is run; steps of it that change their input start from the same one every time.
-        reads: what is called between all steps.
+        reads: what is called between all steps; with `constants`, these are written again.
     """
 
     def body(machine: Machine) -> list[str]:
@@ -108,6 +108,9 @@ def placed_model(setting: Setting, reads: tuple[str, ...] = ("state_dict", "copy
                 if "load_state_dict" in reads:
                     with another_caller(machine):
                         placed.load_state_dict(run.state)
+                for source in require_program(setting.graph).sources.values() if "constants" in reads else ():
+                    if source.held is not None:
+                        source.held.add_(0)  # written again, so that its copies are renewed
             run.state = run.state or placed.state_dict()
         finally:
             placed.close()

@@ -18,6 +18,10 @@ import rlplace
 from rlplace.errors import InvalidValue
 from rlplace.graphs.formats import load_graph, save_graph
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*(that nothing reads|of unknown cost|cost nothing|no costs):RuntimeWarning"
+)
+
 
 def refused(path: Path) -> str:
     """What the command says that refuses a graph file."""

@@ -36,6 +36,7 @@ from rlplace.export.placed.step_arguments import HeldConstants, Index, InputCutt
 from rlplace.graphs import OpGraph, capture
 from rlplace.graphs.capturing.capture import capture_step, checked
 from rlplace.graphs.capturing.constants import memory
+from rlplace.graphs.capturing.trace import kept_traces
 from rlplace.graphs.capturing.untouched import Change, ReadState
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Update, closed, opened
@@ -89,7 +90,8 @@ class ReadCheck:
             self._read.accept()
         elif not changed.keys() <= self._harmless or since >= self._apart:
             try:
-                graph = again()
+                with kept_traces():  # as one that is tried: not compared with plain PyTorch again
+                    graph = again()
             except CaptureError as error:
                 raise self._refusal(changed) from error
             if not _are_alike(self._graph, graph, constants):
@@ -196,9 +198,8 @@ class PlacedGraph:
         Raises:
             InvalidValue: a constant was changed that the capture read as a number, or Python state that it read.
         """
-        with self._residents.settled():
-            if self._constants.follow():
-                self._step.load()
+        if self._constants.follow():  # copies run before the step does: `run` settles them
+            self._step.load()
         self._check.check(again, self._constants.now, free)
 
     def run(self, tensors: Sequence[torch.Tensor], number: int) -> Any:

@@ -145,8 +145,6 @@ def capture(
             model, args, kwargs, loss_fn, wanted, micro=micro, frozen=_names(frozen), split=split, is_checked=check
         )
         graph = capture_step(origin, spec)
-        if are_tried():
-            return graph
         try:
             return checked(graph)
         except StepDiffers as problem:
@@ -167,12 +165,14 @@ def _joined(origin: Origin, optimizer: OptimizerSpec | None, problem: StepDiffer
 
 
 def checked(graph: OpGraph) -> OpGraph:
-    """The same graph, once it has been compared with plain PyTorch.
+    """The same graph, once it has been compared with plain PyTorch; not where steps are only tried.
 
     Raises:
         StepDiffers: it is another step.
     """
     origin = require_program(graph).origin
+    if are_tried():
+        return graph
     problem = check_step(graph) if origin.is_checked else "check=False"
     if problem:
         level = logging.INFO if not origin.is_checked or "fake" in problem else logging.WARNING
