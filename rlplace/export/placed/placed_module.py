@@ -10,6 +10,7 @@ import contextlib
 import copy
 import functools
 import logging
+import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -345,6 +346,8 @@ class ModuleGraph:
         self._late_sources = {int(graph.tensor_op[tensor]) for tensor in read_late}
         self._output_is_shared = self._shared(graph, self._program.result_refs, read_late)
         self._gradient_is_shared = self._shared(graph, gradients, set())
+        behind = _seeds_behind(graph, self._seeds)
+        self._behind = [behind[int(graph.tensor_op[self._program.base(ref)])] for ref in gradients]
         self.adopt(state)
 
     def adopt(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -399,11 +402,25 @@ class ModuleGraph:
         outputs, kept = self._step.run_first(given, number)
         return self._apart(outputs, self._output_is_shared), kept
 
-    def backward(self, gradients: Sequence[torch.Tensor], kept: Kept, number: int) -> list[torch.Tensor]:
-        """Gradients of parameters, then of inputs; those of all outputs, with a gradient or not, are given."""
+    def backward(self, gradients: Sequence[torch.Tensor | None], kept: Kept, number: int) -> list[torch.Tensor | None]:
+        """Gradients of parameters, then of inputs; those of all outputs, with a gradient or not, are given.
+
+        Outputs that the loss does not use have None. So have parameters and inputs that only such outputs read:
+        optimizers leave them alone, which with zeros they would not.
+        """
+        seeds = {op: gradients[self.with_gradient[index]] for op, index in self._seeds.items()}
+        used = sum(1 << self._seeds[op] for op, seed in seeds.items() if seed is not None)
         with self._crew.turn():
-            given = self._placed({op: gradients[self.with_gradient[index]] for op, index in self._seeds.items()})
-            return self._apart(self._step.run_second(given, kept, number), self._gradient_is_shared)
+            given = self._placed({op: self._zeros(op) if seed is None else seed for op, seed in seeds.items()})
+            found = self._apart(self._step.run_second(given, kept, number), self._gradient_is_shared)
+        return [
+            None if behind and not behind & used else each for each, behind in zip(found, self._behind, strict=True)
+        ]
+
+    def _zeros(self, op: int) -> torch.Tensor:
+        value = self._program.sources[op].value
+        place = self._residents.place(int(self._plan.devices[op]))
+        return torch.zeros(value.shape, dtype=value.dtype, device=place)
 
     def kept_inputs(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The inputs that the backward reads, and the constants."""
@@ -439,6 +456,16 @@ class ModuleGraph:
         return apart
 
 
+def _seeds_behind(graph: OpGraph, seeds: Mapping[int, int]) -> list[int]:
+    """For every op, the gradients of outputs that it depends on: bit k for the k-th."""
+    behind: list[int] = []
+    for op in range(graph.num_ops):
+        read = graph.input_tensors[graph.input_offsets[op] : graph.input_offsets[op + 1]]
+        own = 1 << seeds[op] if op in seeds else 0
+        behind.append(functools.reduce(operator.or_, (behind[each] for each in graph.tensor_op[read].tolist()), own))
+    return behind
+
+
 class _Forward(torch.autograd.Function):
     """Runs the forward, and has autograd run the backward."""
 
@@ -456,11 +483,12 @@ class _Forward(torch.autograd.Function):
         ctx.graph, ctx.number = graph, number
         ctx.read = [*graph.kept_inputs(tensors), *wanted, *whole]
         ctx.versions = _versions(ctx.read)
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(one for k, one in enumerate(outputs) if k not in graph.with_gradient))
         return tuple(outputs)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
         if torch.is_grad_enabled():  # by `create_graph`
             raise UserError(
                 "the backward of a placed module has no graph of its own, so `create_graph=True` is refused: gradients "
