@@ -173,9 +173,11 @@ def _judged(
         hint=f"As {asked} losses: {found.separate or found.joined}.",
     )
     if found.when_padded and (ways.is_loss_inside or not ways.dependence.is_mixed):
+        is_right = _is_right_for_all(ways, slicing)
+        separate = "or `loss='separate'` (--loss separate) where no label is ever ignored; " if is_right else ""
         raise CaptureError(
             f"micro-batches can have neither a loss each ({found.when_padded}) nor one together ({found.joined}). Hint:"
-            f" {_OUTSIDE}; or `loss='separate'` (--loss separate) where no label is ever ignored; or {_INSTEAD}."
+            f" {_OUTSIDE}; {separate}or {_INSTEAD}."
         )
     raise _refused(
         () if ways.fails else ways.dependence.mixing,
@@ -184,6 +186,14 @@ def _judged(
         ways,
         has_loss=loss_fn is not None,
     )
+
+
+def _is_right_for_all(ways: Ways, slicing: Slicing) -> bool:
+    """Whether separate losses make that of the whole batch; a few of its samples may hide that they do not."""
+    try:
+        return Ways(ways.trial, slicing, is_whole=True).separate() is not None
+    except (NotComputable, TimeUp):
+        return False
 
 
 @dataclass(frozen=True)
