@@ -512,18 +512,18 @@ class CapturedOptimizer:
         if "as_torch" not in vars(self):
             return
         group, *others = self.as_torch.param_groups
-        count = f"{1 + len(others)} groups"
-        refuse_if(others, "param_groups", count, "one, as captured", where="placed step", hint=f"{_OUT}.")
-        wrong = list(map(id, group["params"])) != list(map(id, self._state.parameters.values()))
-        refuse_if(wrong, "params", "other ones", "those captured", where="placed step", hint=f"{_OUT}.")
+        where, hint, count = "placed step", f"{_OUT}.", f"{1 + len(others)} groups"
+        refuse_if(others, "param_groups", count, "one, as captured", where=where, hint=hint)
+        updated, own = (list(map(id, each)) for each in (group["params"], self._state.parameters.values()))
+        refuse_if(updated != own, "params", "other ones", "those captured", where=where, hint=hint)
         for name, captured in self.as_torch.defaults.items():
             actual = captured if name in (*self.options, *_ALIKE) else group.get(name, captured)
-            hint = f"{_OUT}."
-            if name == "momentum":
-                hint = (
-                    'Capture with optimizer="momentum"; `CyclicLR` and `OneCycleLR` set none by cycle_momentum=False.'
-                )
-            refuse_if(actual != captured, name, actual, f"{captured}, as captured", where="placed step", hint=hint)
+            hint = (
+                'Capture with optimizer="momentum"; `CyclicLR` and `OneCycleLR` set none by cycle_momentum=False.'
+                if name == "momentum"
+                else f"{_OUT}."
+            )
+            refuse_if(actual != captured, name, actual, f"{captured}, as captured", where=where, hint=hint)
         self._set({name: group[name] for name in self.options})
 
     def note_step(self) -> None:

@@ -173,11 +173,9 @@ def _judged(
         hint=f"As {asked} losses: {found.separate or found.joined}.",
     )
     if found.when_padded and (ways.is_loss_inside or not ways.dependence.is_mixed):
-        is_right = _is_right_for_all(ways, slicing)
-        separate = "or `loss='separate'` (--loss separate) where no label is ever ignored; " if is_right else ""
         raise CaptureError(
             f"micro-batches can have neither a loss each ({found.when_padded}) nor one together ({found.joined}). Hint:"
-            f" {_OUTSIDE}; {separate}or {_INSTEAD}."
+            f" {_OUTSIDE}; or {_unpadded(ways, slicing)}{_INSTEAD}."
         )
     raise _refused(
         () if ways.fails else ways.dependence.mixing,
@@ -188,12 +186,13 @@ def _judged(
     )
 
 
-def _is_right_for_all(ways: Ways, slicing: Slicing) -> bool:
-    """Whether separate losses make that of the whole batch; a few of its samples may hide that they do not."""
+def _unpadded(ways: Ways, slicing: Slicing) -> str:
+    """Advice to ask for separate losses, if they make that of the whole batch: a few samples may hide that."""
     try:
-        return Ways(ways.trial, slicing, is_whole=True).separate() is not None
+        weights = Ways(ways.trial, slicing, is_whole=True).separate()
+        return "`loss='separate'` (--loss separate) where no label is ever ignored; or " if weights else ""
     except (NotComputable, TimeUp):
-        return False
+        return ""
 
 
 @dataclass(frozen=True)
