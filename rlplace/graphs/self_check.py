@@ -311,8 +311,10 @@ class _Check:
                 partial(self._captured, is_double=is_double, is_fixed=False),
                 1e-6 if is_double else 1e-3,
             )
-            what = _BUFFERS if any(each.startswith("buffer") for each in found) else _SAMPLES
-            return f"Hint: {what} of a slice. {_ACCUMULATE * is_accumulation}micro_batches=1 keeps the batch whole."
+            return (
+                f"Hint: {_BUFFERS if any(each.startswith('buffer') for each in found) else _SAMPLES} of a slice. "
+                f"{_ACCUMULATE if is_accumulation else ''}micro_batches=1 keeps the batch whole."
+            )
         return (
             "Hint: find the op by capturing parts of the model; `check=False` leaves the comparison out, where such a "
             "difference is wanted."

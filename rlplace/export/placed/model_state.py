@@ -511,19 +511,20 @@ class CapturedOptimizer:
         """
         if "as_torch" not in vars(self):
             return
-        group, *others = self.as_torch.param_groups
-        where, hint, count = "placed step", f"{_OUT}.", f"{1 + len(others)} groups"
-        refuse_if(others, "param_groups", count, "one, as captured", where=where, hint=hint)
-        updated, own = (list(map(id, each)) for each in (group["params"], self._state.parameters.values()))
-        refuse_if(updated != own, "params", "other ones", "those captured", where=where, hint=hint)
+        (group, *others), out = self.as_torch.param_groups, f"{_OUT}."
+        refuse_if(others, "param_groups", f"{1 + len(others)} groups", "one group", where="placed step", hint=out)
+        refuse_if(
+            list(map(id, group["params"])) != list(map(id, self._state.parameters.values())),
+            "params",
+            "other ones",
+            "those captured",
+            where="placed step",
+            hint=out,
+        )
         for name, captured in self.as_torch.defaults.items():
             actual = captured if name in (*self.options, *_ALIKE) else group.get(name, captured)
-            hint = (
-                'Capture with optimizer="momentum"; `CyclicLR` and `OneCycleLR` set none by cycle_momentum=False.'
-                if name == "momentum"
-                else f"{_OUT}."
-            )
-            refuse_if(actual != captured, name, actual, f"{captured}, as captured", where=where, hint=hint)
+            hint = 'Capture with optimizer="momentum", or set cycle_momentum=False.' if name == "momentum" else out
+            refuse_if(actual != captured, name, actual, f"{captured}, as captured", where="placed step", hint=hint)
         self._set({name: group[name] for name in self.options})
 
     def note_step(self) -> None:

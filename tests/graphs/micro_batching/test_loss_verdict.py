@@ -79,6 +79,26 @@ def test_separate_losses_of_labels_that_are_never_padded_can_be_asked_for() -> N
         judge(net(), x(), nn.CrossEntropyLoss(), padded, asked="separate")
 
 
+class Averages(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, CLASSES)
+        self.register_buffer("average", torch.zeros(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.average.mul_(0.9).add_(x.mean(0), alpha=0.1)
+        y: Tensor = self.linear(x - self.average.clone())
+        return y
+
+
+@pytest.mark.parametrize("asked", ["auto", "joined", "separate"])
+def test_a_buffer_that_forward_changes_is_the_reason_and_no_other_loss_is_advised(asked: str) -> None:
+    with pytest.raises(CaptureError, match=r"changes 'average'.*micro_batches=1") as refused:
+        judge(Averages(), x(), nn.CrossEntropyLoss(), labels(), asked=asked)
+    assert "loss=" not in str(refused.value)
+
+
 class Balanced(nn.Module):
     """Outputs, and a loss of its own that mixes the samples whose first number is not zero."""
 
