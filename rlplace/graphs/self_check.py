@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,6 +46,11 @@ aten = torch.ops.aten
 MOST_PARAMETERS = 1 << 28
 """Larger models are not compared: in float64, with gradients of both ways, this many take 8 GiB."""
 MOST_NAMED = 3
+_SAMPLES, _BUFFERS, _ACCUMULATE = (
+    "code that looks at the number of samples or at their positions, or that mixes samples, has only those",
+    "buffers that `forward` changes from the batch change with each micro-batch, from the samples",
+    "`loss='accumulated'` (--loss accumulated) takes gradient accumulation, which is another step; ",
+)
 
 Values = dict[str, Tensor]
 """What a step gives, by the name that a message gives it."""
@@ -139,14 +145,14 @@ class _Check:
                 if is_double:  # an op for float32 alone
                     continue
                 told = f"the captured step does not run where plain PyTorch does: {_said(error)}"
-                raise StepDiffers(f"{told}. {self._hint([])}") from error
+                raise StepDiffers(f"{told}. {self._hint([], is_double, is_fixed, in_slices)}") from error
             found = _differences(expected, actual, rtol)
             if not found:
                 return ""
             if is_double:
                 break
         if found:
-            raise self._refusal(found, in_slices=in_slices)
+            raise self._refusal(found, self._hint(found, is_double, is_fixed, in_slices), in_slices=in_slices)
         return problem
 
     @contextmanager
@@ -277,16 +283,21 @@ class _Check:
         named |= {f"the gradient of input {k}": each for k, each in inputs.items() if each is not None}
         return {name: each.detach() for name, each in named.items()}
 
-    def _refusal(self, found: list[str], *, in_slices: bool) -> StepDiffers:
+    def _refusal(self, found: list[str], hint: str, *, in_slices: bool) -> StepDiffers:
         what = "plain PyTorch"
         if self.micro is not None:
             what += " on the whole batch" if not in_slices else ", slice after slice"
         more = f", and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-        return StepDiffers(
-            f"the captured step is not that of {what}: {'; '.join(found[:MOST_NAMED])}{more}. {self._hint(found)}"
-        )
+        return StepDiffers(f"the captured step is not that of {what}: {'; '.join(found[:MOST_NAMED])}{more}. {hint}")
 
-    def _hint(self, found: list[str]) -> str:
+    def _hint(self, found: list[str], is_double: bool, is_fixed: bool, in_slices: bool) -> str:
+        """What to do; plain PyTorch runs again, as does what the hint would advise."""
+        eager = partial(self._eager, is_double=is_double, in_slices=in_slices, is_fixed=is_fixed)
+        if not _is_alike(eager, eager, 1e-13 if is_double else 1e-6):
+            return (
+                "Hint: plain PyTorch itself gives other results in a second run: something outside of the model "
+                "changes from run to run (a counter, a generator, the clock); pass it as a tensor."
+            )
         if any("has none when captured" in each for each in found):
             return (
                 "Hint: what runs a backward of its own, or adds to `.grad` by itself, is no part of the gradient of "
@@ -294,15 +305,28 @@ class _Check:
                 "all gradients."
             )
         if self.micro is not None:
+            self.is_whole = False
+            is_accumulation = not in_slices and _is_alike(
+                partial(self._eager, is_double=is_double, in_slices=True, is_fixed=False),
+                partial(self._captured, is_double=is_double, is_fixed=False),
+                1e-6 if is_double else 1e-3,
+            )
             return (
-                "Hint: code that looks at the number of samples or at their positions, or that mixes samples, has only "
-                "those of a slice. `loss='accumulated'` (--loss accumulated) takes gradient accumulation, which is "
-                "another step; micro_batches=1 keeps the batch whole."
+                f"Hint: {_BUFFERS if any(each.startswith('buffer') for each in found) else _SAMPLES} of a slice. "
+                f"{_ACCUMULATE if is_accumulation else ''}micro_batches=1 keeps the batch whole."
             )
         return (
             "Hint: find the op by capturing parts of the model; `check=False` leaves the comparison out, where such a "
             "difference is wanted."
         )
+
+
+def _is_alike(one: Callable[[], Values], other: Callable[[], Values], rtol: float) -> bool:
+    """Whether both ways run and give the same."""
+    try:
+        return not _differences(one(), other(), rtol)
+    except Exception:  # the model is the user's: whatever it raises
+        return False
 
 
 def _as_it_is(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -227,6 +228,44 @@ def test_what_computes_something_else_when_traced_is_refused(change: Any, loss_f
     with pytest.raises(StepDiffers):
         capture(Odd(change), x, loss_fn, None, **given)
     assert capture(Odd(change), x, loss_fn, None, check=False, **given).num_ops
+
+
+RUNS = [0]
+DRAWS = np.random.default_rng(0)
+
+
+def counted(x: Tensor) -> Tensor:
+    RUNS[0] += 1
+    return x * RUNS[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [counted, lambda x: x * (time.time() % 1), lambda x: x * float(DRAWS.uniform())],
+    ids=["counter", "clock", "generator"],
+)
+@pytest.mark.parametrize("loss", ["auto", "accumulated"])
+def test_what_changes_from_run_to_run_outside_of_the_model_is_told(change: Any, loss: str) -> None:
+    x, y = batch()
+    given: dict[str, Any] = {} if loss == "auto" else {"micro_batches": 2, "loss": loss}
+    with pytest.raises(StepDiffers, match="outside of the model"):
+        capture(Odd(change), x, MSE, "sgd", targets=y, **given)
+    with pytest.raises(StepDiffers) as steady:
+        capture(Odd(with_another_gradient), x, MSE, "sgd", targets=y, **given)
+    assert "outside of the model" not in str(steady.value)
+
+
+def test_accumulation_is_advised_where_it_would_be_the_step() -> None:
+    x, y = batch(32)
+    for loss_fn, change, is_right in ((first_half, torch.clone, True), (MSE, with_another_gradient, False)):
+        asked = LossVerdict("separate", "mean", True, "as the user says")
+        with pytest.raises(StepDiffers) as refused:
+            capture(Odd(change), x, loss_fn, "sgd", targets=y, micro_batches=2, loss=asked)
+        assert ("loss='accumulated'" in str(refused.value)) is is_right
+    capture(Odd(torch.clone), x, first_half, "sgd", targets=y, micro_batches=2, loss="accumulated")
+    with pytest.raises(StepDiffers) as accumulated:
+        capture(Odd(with_another_gradient), x, MSE, "sgd", targets=y, micro_batches=2, loss="accumulated")
+    assert "loss='accumulated'" not in str(accumulated.value)
 
 
 def test_a_buffer_that_is_lost_is_named() -> None:

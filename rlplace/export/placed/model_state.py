@@ -445,7 +445,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 """Options that may change between steps, by optimizer."""
 _MOMENTS = {"momentum": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq")}
 """PyTorch's names of the moments."""
-_NOT_CAPTURED = ("amsgrad", "maximize", "nesterov", "dampening")
+_ALIKE = ("foreach", "fused", "capturable", "differentiable")
+"""Options that leave the result of an update as it is."""
 
 
 class CapturedOptimizer:
@@ -506,28 +507,24 @@ class CapturedOptimizer:
         """The options of the next step are those of PyTorch's optimizer, which a scheduler may have changed.
 
         Raises:
-            InvalidValue: it has several groups, or options that were not captured.
+            InvalidValue: it has several groups, or parameters or options that were not captured.
         """
         if "as_torch" not in vars(self):
             return
-        group, *others = self.as_torch.param_groups
-        if others:
-            raise InvalidValue(
-                "param_groups",
-                f"{1 + len(others)} groups",
-                "one, as captured",
-                where="placed step",
-                hint="Use gradients out (`step.backward`) with an optimizer of your own for groups of parameters.",
-            )
-        for name in _NOT_CAPTURED:
-            if group.get(name):
-                raise InvalidValue(
-                    name,
-                    group[name],
-                    "as captured, without it",
-                    where="placed step",
-                    hint="Use gradients out (`step.backward`) with an optimizer of your own.",
-                )
+        (group, *others), out = self.as_torch.param_groups, f"{_OUT}."
+        refuse_if(others, "param_groups", f"{1 + len(others)} groups", "one group", where="placed step", hint=out)
+        refuse_if(
+            list(map(id, group["params"])) != list(map(id, self._state.parameters.values())),
+            "params",
+            "other ones",
+            "those captured",
+            where="placed step",
+            hint=out,
+        )
+        for name, captured in self.as_torch.defaults.items():
+            actual = captured if name in (*self.options, *_ALIKE) else group.get(name, captured)
+            hint = 'Capture with optimizer="momentum", or set cycle_momentum=False.' if name == "momentum" else out
+            refuse_if(actual != captured, name, actual, f"{captured}, as captured", where="placed step", hint=hint)
         self._set({name: group[name] for name in self.options})
 
     def note_step(self) -> None:

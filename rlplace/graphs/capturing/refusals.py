@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlplace.errors import CaptureError
+from rlplace.errors import CaptureError, UserError
 
 MOST_NAMED = 8
 """Hooks that a warning names."""
@@ -378,7 +378,7 @@ def explained(
     was_disabled, log.disabled = log.disabled, True
     try:
         yield
-    except CaptureError:
+    except UserError:
         raise
     except Exception as error:
         kind, message = type(error).__name__, str(error).splitlines()[0] if str(error) else ""

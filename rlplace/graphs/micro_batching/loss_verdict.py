@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError, RlplaceError, check_known, refuse_if
@@ -172,10 +172,12 @@ def _judged(
         where="micro-batches",
         hint=f"As {asked} losses: {found.separate or found.joined}.",
     )
+    if ways.changed_buffer:  # which no other loss allows
+        raise changes(ways.changed_buffer, slicing)
     if found.when_padded and (ways.is_loss_inside or not ways.dependence.is_mixed):
         raise CaptureError(
             f"micro-batches can have neither a loss each ({found.when_padded}) nor one together ({found.joined}). Hint:"
-            f" {_OUTSIDE}; or `loss='separate'` (--loss separate) where no label is ever ignored; or {_INSTEAD}."
+            f" {_OUTSIDE}; or {_unpadded(ways, slicing)}{_INSTEAD}."
         )
     raise _refused(
         () if ways.fails else ways.dependence.mixing,
@@ -184,6 +186,18 @@ def _judged(
         ways,
         has_loss=loss_fn is not None,
     )
+
+
+def _unpadded(ways: Ways, slicing: Slicing) -> str:
+    """Advice to ask for separate losses, if they make that of the whole batch: a few samples may hide that."""
+    try:
+        return (
+            "`loss='separate'` (--loss separate) where no label is ever ignored; or "
+            if Ways(ways.trial, slicing, is_whole=True).separate()
+            else ""
+        )
+    except (NotComputable, TimeUp):
+        return ""
 
 
 @dataclass(frozen=True)
@@ -312,6 +326,7 @@ class Ways:
         slicing: how they are cut.
         normalises_batch: whether batch normalisation takes the statistics of the batch.
         changed: a parameter that the step writes to; "" without one.
+        changed_buffer: likewise a buffer, other than running statistics of batch norm.
         counts_labels: whether a loss divides by how many labels are not ignored.
         reason: why the last way that was tried is not right; "" where it is.
         fails: whether the model failed on a slice.
@@ -336,6 +351,15 @@ class Ways:
         self.normalises_batch = pinned.normalises_batch
         parameters = trial.model.named_parameters()
         self.changed = next((name for name, value in parameters if memory(value)[0] in pinned.written), "")
+        self.changed_buffer = next(
+            (
+                f"{path}.{name}".lstrip(".")
+                for path, module in trial.model.named_modules()
+                for name, value in module.named_buffers(recurse=False)
+                if memory(value)[0] in pinned.written and not isinstance(module, nn.modules.batchnorm._NormBase)
+            ),
+            "",
+        )
         self.counts_labels = any(label.is_mean for label in pinned.labels)
         self._reads_class_weights = any(label.is_weighted for label in pinned.labels)
 

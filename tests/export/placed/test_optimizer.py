@@ -133,13 +133,58 @@ def test_mistakes_with_options() -> None:
     assert step.lr == 1e-3
     step.optimizer.param_groups[0]["amsgrad"] = True
     (x, labels), *_ = batches(1)
-    with pytest.raises(InvalidValue, match=r"amsgrad is True, expected as captured.*step\.backward"):
+    with pytest.raises(InvalidValue, match=r"amsgrad is True, expected False, as captured.*step\.backward"):
         step(x, targets=labels)
     step.close()
     step = placed(captured(classifier()))
     with pytest.raises(InvalidValue, match="optimizer is None"):
         step.lr = 0.1
     step.close()
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_no_option_of_a_group_is_ignored(name: str) -> None:
+    """What plain PyTorch's optimizer reads is followed or refused; only how it computes may be any."""
+    (x, labels), *_ = batches(1)
+    other: dict[str, Any] = {**OTHER, "dampening": 0.5, "params": []}
+    with placed(captured(classifier(), SPECS[name])) as step:
+        (group,) = step.optimizer.param_groups
+        unread = {"foreach", "fused", "capturable", "differentiable"}
+        for option in group.keys() - unread:
+            before = group[option]
+            group[option] = other.get(option, not before)
+            if option in OPTIONS[name]:
+                step(x, targets=labels)
+                assert getattr(step, option) == other[option]
+            else:
+                with pytest.raises(InvalidValue, match=f"{option} is"):
+                    step(x, targets=labels)
+            group[option] = before
+        step(x, targets=labels)
+
+
+def test_momentum_that_a_scheduler_sets_is_refused_without_a_state_for_it() -> None:
+    (x, labels), *_ = batches(1)
+    for name, cycles in (("sgd", True), ("sgd", False), ("momentum", True)):
+        model = classifier()
+        eager = twin(model)
+        optimizer = torch_optimizer(SPECS[name], list(eager.parameters()))
+        with placed(captured(model, SPECS[name])) as step:
+            if name == "sgd" and cycles:
+                torch.optim.lr_scheduler.CyclicLR(step.optimizer, 0.01, 0.1)
+                with pytest.raises(InvalidValue, match=r'momentum is .*optimizer="momentum".*cycle_momentum=False'):
+                    step(x, targets=labels)
+                continue
+            schedulers = [
+                torch.optim.lr_scheduler.CyclicLR(each, 0.01, 0.1, 2, cycle_momentum=cycles)
+                for each in (step.optimizer, optimizer)
+            ]
+            for x, labels in batches(4):
+                step(x, targets=labels)
+                eager_step(eager, optimizer, x, labels)
+                for scheduler in schedulers:
+                    scheduler.step()
+            assert_same_state(step.state_dict(), eager.state_dict())
 
 
 def test_several_groups_are_refused_by_the_captured_step() -> None:

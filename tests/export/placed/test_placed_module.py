@@ -130,6 +130,18 @@ def test_inputs_have_gradients_and_it_is_a_part_of_a_larger_model(pair: tuple[An
         torch.testing.assert_close(ours, theirs)
 
 
+def test_a_checkpoint_around_a_module_that_is_traced_meanwhile_is_told(pair: tuple[Any, Any]) -> None:
+    """The recomputation would call the module within its own capture of a new shape: that is said, by its own error."""
+    module, eager = pair
+    (x, _), *_ = batches(1)
+    one, two = (x[:3].clone().requires_grad_() for _ in range(2))
+    with pytest.raises(UserError, match=r"^a placed model was called within a call of itself"):
+        checkpoint(module, one, use_reentrant=False).sum().backward()
+    for each, given in ((module, one), (eager, two)):
+        checkpoint(each, given, use_reentrant=True).sum().backward()
+    torch.testing.assert_close(one.grad, two.grad)
+
+
 def test_two_forwards_wait_for_one_backward(pair: tuple[Any, Any]) -> None:
     module, eager = pair
     (one, _), (other, _) = batches(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlplace.errors import CaptureError, InvalidValue
+from rlplace.graphs import capture
 
 SEPARATE: dict[str, tuple[Callable[..., Tensor], Any, str]] = {
     "mean square": (lambda y, t: functional.mse_loss(y, t), x(BATCH, CLASSES), "mean"),
@@ -75,6 +77,55 @@ def test_separate_losses_of_labels_that_are_never_padded_can_be_asked_for() -> N
     padded = torch.tensor([0, -100, -100, 1, 2, 3, 1, 0])
     with pytest.raises(InvalidValue, match="loss is 'separate', expected 'joined'"):
         judge(net(), x(), nn.CrossEntropyLoss(), padded, asked="separate")
+
+
+class Averages(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, CLASSES)
+        self.register_buffer("average", torch.zeros(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.average.mul_(0.9).add_(x.mean(0), alpha=0.1)
+        y: Tensor = self.linear(x - self.average.clone())
+        return y
+
+
+@pytest.mark.parametrize("asked", ["auto", "joined", "separate"])
+def test_a_buffer_that_forward_changes_is_the_reason_and_no_other_loss_is_advised(asked: str) -> None:
+    with pytest.raises(CaptureError, match=r"changes 'average'.*micro_batches=1") as refused:
+        judge(Averages(), x(), nn.CrossEntropyLoss(), labels(), asked=asked)
+    assert "loss=" not in str(refused.value)
+
+
+class Balanced(nn.Module):
+    """Outputs, and a loss of its own that mixes the samples whose first number is not zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(5, CLASSES), nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.linear(x), (self.scale * x[:, 0]).mean().square()
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_separate_losses_are_advised_where_they_are_right_for_the_whole_batch(is_mixed: bool) -> None:
+    given = x(16, 5)
+    given[:, 0] = 0
+    if is_mixed:
+        given[5, 0], given[9, 0] = 1, 2  # no sample that a check of a few takes
+    targets = torch.arange(16) % CLASSES
+
+    def loss_fn(output: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
+        return functional.cross_entropy(output[0], labels) + output[1]
+
+    with pytest.raises(CaptureError, match="neither a loss each") as refused:
+        judge(Balanced(), given, loss_fn, targets)
+    assert ("loss='separate'" in str(refused.value)) is not is_mixed
+    with pytest.raises(CaptureError) if is_mixed else contextlib.nullcontext():
+        capture(Balanced(), given, loss_fn, targets=targets, micro_batches=2, loss="separate")
 
 
 def test_tokens_are_padded_too() -> None:
