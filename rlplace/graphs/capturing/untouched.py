@@ -320,9 +320,9 @@ MOST_VALUES = 20_000
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _STREAMS = (random.Random, np.random.Generator, np.random.RandomState, Iterator)
 _INTERNALS = {
-    "asyncio", "builtins", "concurrent", "contextlib", "functools", "importlib", "inspect", "itertools", "logging",
-    "multiprocessing", "numpy", "queue", "random", "rlplace", "socket", "subprocess", "tempfile", "threading", "torch",
-    "typing", "unittest", "weakref",
+    "_weakrefset", "asyncio", "builtins", "concurrent", "contextlib", "ctypes", "functools", "importlib", "inspect",
+    "itertools", "logging", "multiprocessing", "numpy", "queue", "random", "rlplace", "socket", "subprocess",
+    "tempfile", "threading", "torch", "typing", "unittest", "weakref",
 }  # fmt: skip
 """Packages whose objects have a life of their own (loggers, locks, generators, placed steps) and are not looked into;
 other objects of Python's library hold what the user put there (`argparse.Namespace`)."""
