@@ -12,6 +12,7 @@ import functools
 import logging
 import operator
 import re
+import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -122,7 +123,7 @@ class PlacedForward:
                 name = source.key if source.shard is None else source.shard.name
                 self.places.setdefault(name, torch_device(host.devices[int(plan.devices[op])]))
         self._modules = list(module.named_modules())
-        self._read = ReadState(module, None)
+        self._read = ReadState(module, None, hooked=())
         parameters, buffers = _slots(module, "_parameters"), _slots(module, "_buffers")
         self._trained = [slots[0] for slots in parameters]
         self._first = [slots[0] for slots in (*parameters, *buffers)]
@@ -162,7 +163,7 @@ class PlacedForward:
                     frozen=self._frozen,
                     split=self._split,
                     check=self._is_checked,
-                    read=ReadState(module, None, self._frozen),
+                    read=ReadState(module, None, self._frozen, hooked=self._model.named_parameters()),
                 )
 
         if kind not in self.graphs:
@@ -247,19 +248,52 @@ class PlacedForward:
 
 @contextlib.contextmanager
 def _set_as(copied: nn.Module, model: nn.Module) -> Iterator[None]:
-    """While active, attributes of a model without tensors, modules and functions are those of its copy."""
+    """While active, attributes of a model are those of its copy, with the model's own modules and tensors in them.
+
+    Raises:
+        InvalidValue: one cannot be taken over.
+    """
     before, copies = PythonState(model.named_modules()), dict(copied.named_modules())
+    pairs = [(path, copies[path], module) for path, module in model.named_modules()]
+    own: dict[int, Any] = {id(one): other for _, one, other in pairs} | {
+        id(each): theirs[key]
+        for _, one, other in pairs
+        for mine, theirs in ((one._parameters, other._parameters), (one._buffers, other._buffers))
+        for key, each in mine.items()
+        if each is not None and key in theirs
+    }
     try:
-        for path, module in model.named_modules():
-            vars(module).update(
-                (key, value)
-                for key, value in own_entries(vars(copies[path])).items()
-                if "_hooks" not in key
-                and not any(isinstance(each, torch.Tensor) or callable(each) for each in pytree.tree_leaves(value))
+        for path, one, other in pairs:
+            now, was = own_entries(vars(one)), own_entries(vars(other))
+            for key in was.keys() - now.keys():
+                del vars(other)[key]
+            vars(other).update(
+                (key, _taken_over(f"{path}.{key}".strip("."), value, was.get(key), own))
+                for key, value in now.items()
+                if "_hooks" not in key and key not in ("_placed", "hf_device_map")
             )
         yield
     finally:
         before.restore()
+
+
+def _taken_over(name: str, value: Any, was: Any, own: dict[int, Any]) -> Any:
+    """An attribute of a copy for its model, where it was another; `own` is what the model has, by ids of the copy's."""
+    (leaves, spec), (others, spec_before) = pytree.tree_flatten(value), pytree.tree_flatten(was)
+    kinds = (torch.Tensor, weakref.ref)
+    for one, other in zip(leaves, others if spec == spec_before else leaves, strict=True):
+        if isinstance(one, (*kinds, nn.Module)) or not callable(one):  # of functions, some are bound to modules
+            own.setdefault(id(one), other if isinstance(one, kinds) and isinstance(other, kinds) else one)
+    try:
+        return copy.deepcopy(value, own)
+    except Exception as error:
+        raise InvalidValue(
+            name,
+            f"a {type(value).__name__}",
+            "what can be copied",
+            where="placed module",
+            hint="Set it in the model before that is captured, and place that.",
+        ) from error
 
 
 def _slots(module: nn.Module, kind: str) -> list[list[Slot]]:

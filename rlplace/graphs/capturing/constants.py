@@ -12,6 +12,7 @@ import dis
 import functools
 import math
 import operator
+import sys
 import traceback
 import types
 from collections import deque
@@ -28,7 +29,7 @@ from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError
 from rlplace.graphs.capturing.functional import live_nodes, mutates
-from rlplace.graphs.capturing.refusals import line_of_user
+from rlplace.graphs.capturing.refusals import is_installed, line_of_user
 from rlplace.graphs.program import Folded
 from rlplace.graphs.random_streams import DrawKey
 
@@ -400,29 +401,46 @@ def places_of(function: Callable[..., Any]) -> Iterator[tuple[str, Any, str]]:
     code: types.CodeType = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         yield name, cell, name
-    loaded, attributes = _names(code)
-    for name in filter(function.__globals__.__contains__, loaded):
-        value = function.__globals__[name]
-        if not isinstance(value, types.ModuleType):
-            yield name, function.__globals__, name
-        elif not value.__name__.startswith(("torch", "numpy")):
-            yield from ((f"{name}.{other}", vars(value), other) for other in attributes if other in vars(value))
+    loaded, attributes, imported = _names(code)
+    own, package = function.__globals__, str(function.__globals__.get("__package__") or "")
+    yield from ((name, own, name) for name in loaded if name in own and not isinstance(own[name], types.ModuleType))
+    paths = (
+        ".".join(filter(None, (package.rsplit(".", level - 1)[0] if level else "", name))) for level, name in imported
+    )
+    modules = {path: sys.modules[path] for path in paths if path in sys.modules and not is_installed(path)}
+    modules |= {name: own[name] for name in loaded if isinstance(own.get(name), types.ModuleType)}
+    modules |= {
+        f"{name}.{key}": value
+        for name, module in modules.items()
+        for key in attributes
+        if isinstance(value := vars(module).get(key), types.ModuleType)
+    }
+    yield from (
+        (f"{name}.{key}", vars(module), key)
+        for name, module in modules.items()
+        if not module.__name__.startswith(("torch", "numpy"))
+        for key in attributes
+        if key in vars(module)
+    )
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _names(code: types.CodeType) -> tuple[list[str], list[str]]:
-    """Global names that the code, or a function defined in it, reads; and the attributes that it reads."""
-    loaded: dict[str, None] = {}  # dicts keep the order
-    attributes: dict[str, None] = {}
-    for step in dis.get_instructions(code):
+def _names(code: types.CodeType) -> tuple[list[Any], list[Any], list[Any]]:
+    """Global names that the code, or a function defined in it, reads; the attributes that it reads or imports; and the
+    modules that it imports, each behind its number of dots."""
+    found: tuple[dict[Any, None], ...] = ({}, {}, {})  # dicts keep the order
+    loaded, attributes, imported = found
+    for index, step in enumerate(steps := [*dis.get_instructions(code)]):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             loaded[step.argval] = None
-        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"):
             attributes[step.argval] = None
+        elif step.opname == "IMPORT_NAME":
+            imported[steps[index - 2].argval, step.argval] = None
         elif isinstance(step.argval, types.CodeType):
-            for found, inner in zip((loaded, attributes), _names(step.argval), strict=True):
-                found.update(dict.fromkeys(inner))
-    return [*loaded], [*attributes]
+            for names, inner in zip(found, _names(step.argval), strict=True):
+                names.update(dict.fromkeys(inner))
+    return [*loaded], [*attributes], [*imported]
 
 
 @contextlib.contextmanager

@@ -501,3 +501,11 @@ def line_of_user(frames: traceback.StackSummary) -> str:
     )
     own = (each for each in reversed(frames) if not each.filename.startswith(foreign))
     return next((f"{each.filename}:{each.lineno} in {each.name}: {each.line}" for each in own), "")
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def is_installed(name: str | None) -> bool:
+    """Whether a module of Python's comes with a package, whose code and globals nobody changes."""
+    return str(name).partition(".")[0] in sys.stdlib_module_names | {"torch", "numpy", "rlplace"} or (
+        "-packages" in str(vars(sys.modules.get(str(name), sys)).get("__file__"))
+    )

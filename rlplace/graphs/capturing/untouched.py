@@ -16,13 +16,12 @@ import functools
 import logging
 import operator
 import random
-import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Sized
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import chain
-from types import CellType, FunctionType, GeneratorType, MethodType, ModuleType, SimpleNamespace
+from types import CellType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,7 @@ from torch.utils import _pytree as pytree
 
 from rlplace.errors import CaptureError, UnknownName
 from rlplace.graphs.capturing.constants import draw_of, forwards, module_of, own_classes, places_of, read_by, referenced
+from rlplace.graphs.capturing.refusals import is_installed
 from rlplace.graphs.program import tensors_in
 from rlplace.graphs.random_streams import DrawKey
 
@@ -319,8 +319,13 @@ MOST_VALUES = 20_000
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _STREAMS = (random.Random, np.random.Generator, np.random.RandomState, Iterator)
-_OPAQUE = sys.stdlib_module_names | {"torch", "numpy", "rlplace"}
-"""Packages whose objects are not looked into: loggers, locks, generators, placed steps."""
+_INTERNALS = {
+    "_weakrefset", "asyncio", "builtins", "concurrent", "contextlib", "ctypes", "functools", "importlib", "inspect",
+    "itertools", "logging", "multiprocessing", "numpy", "queue", "random", "rlplace", "socket", "subprocess",
+    "tempfile", "threading", "torch", "typing", "unittest", "weakref",
+}  # fmt: skip
+"""Packages whose objects have a life of their own (loggers, locks, generators, placed steps) and are not looked into;
+other objects of Python's library hold what the user put there (`argparse.Namespace`)."""
 
 
 @dataclass(frozen=True)
@@ -347,7 +352,7 @@ class Change:
 
 @dataclass(frozen=True)
 class _Kept:
-    """A collection, the attributes of an object, or a class, with its earlier entries."""
+    """A collection, the attributes of an object, a class, or a parameter with hooks, with its earlier entries."""
 
     name: str
     owner: Any
@@ -356,8 +361,8 @@ class _Kept:
 
     @property
     def now(self) -> Any:
-        """The collection as it is; of a class or a function, a copy of what it has or reads."""
-        return _copied(self.owner) if isinstance(self.owner, type | FunctionType) else self.owner
+        """The collection as it is; of a class, a function or a parameter, a copy of what it has or reads."""
+        return _copied(self.owner) if isinstance(self.owner, type | FunctionType | nn.Parameter) else self.owner
 
     def below(self, key: object) -> str:
         """The name of its entry under `key`."""
@@ -472,7 +477,7 @@ class PythonState:
         modules: with their paths.
         has_hooks: whether hooks of modules are part of it.
         has_closures: whether what functions among the attributes, hooks for one, hold of their own is part of it.
-        functions: where their variables are part of it: the first ones.
+        others: what is part of it besides, with its names: functions, whose variables are.
     """
 
     def __init__(
@@ -481,7 +486,7 @@ class PythonState:
         *,
         has_hooks: bool = True,
         has_closures: bool = False,
-        functions: Iterable[object] = (),
+        others: Iterable[tuple[str, object]] = (),
     ) -> None:
         self._has_closures, self._entered_once = has_closures, set[object]()
         self._kept: dict[int, _Kept] = {}
@@ -490,7 +495,7 @@ class PythonState:
         self._kinds = own_classes(module for _, module in modules)
         self._left = left = deque[tuple[str, object, bool]]((path, module, False) for path, module in modules)
         left.extend((kind.__name__, kind, False) for kind in self._kinds)
-        left.extend(("", function, False) for function in functions)
+        left.extend((name, other, False) for name, other in others)
         while left and len(self._kept) < MOST_VALUES + 20 * len(modules):  # these have 14 registries each
             name, value, is_registry = left.popleft()
             if isinstance(value, tuple):
@@ -571,16 +576,25 @@ class ReadState(PythonState):
         model: of the step.
         loss_fn: likewise.
         free: names of entries that may change.
+        hooked: the parameters, with their names, whose hooks the trace runs; those of the model by default.
 
     Attributes:
         free: these, and entries that the trace itself sets.
     """
 
-    def __init__(self, model: nn.Module, loss_fn: Callable[..., Any] | None, free: Iterable[str] = ()) -> None:
-        self.free = {*free}
-        super().__init__((*model.named_modules(), *modules_of_loss(model, loss_fn)), functions=(loss_fn,))
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[..., Any] | None,
+        free: Iterable[str] = (),
+        *,
+        hooked: Iterable[tuple[str, nn.Parameter]] | None = None,
+    ) -> None:
+        self.free, hooked = {*free}, [*(model.named_parameters() if hooked is None else hooked)]
+        self._hooked = {id(each) for _, each in hooked}
+        super().__init__((*model.named_modules(), *modules_of_loss(model, loss_fn)), others=(("", loss_fn), *hooked))
         owners = [each.owner for each in self._kept.values()]
-        self._variables = [
+        self._variables = [functools.partial(getattr, each, "_backward_hooks") for _, each in hooked] + [
             functools.partial(getattr, holder, "cell_contents")
             if isinstance(holder, CellType)
             else functools.partial(dict.get, holder, key)
@@ -588,7 +602,8 @@ class ReadState(PythonState):
             if isinstance(each, FunctionType)
             for _, holder, key in places_of(each)
         ]
-        held = (vars(each) if isinstance(each, type) else each for each in owners if not isinstance(each, FunctionType))
+        plain = [each for each in owners if not isinstance(each, FunctionType | nn.Parameter)]
+        held = (vars(each) if isinstance(each, type) else each for each in plain)
         self._collections = [each.values() if hasattr(each, "values") else each for each in held]
         self.accept()
 
@@ -628,21 +643,15 @@ class ReadState(PythonState):
         more: list[Any] = own_classes([value]) if has_attributes else []
         if isinstance(value, _WRAPPERS):
             more = [getattr(value, each, None) for each in _WRAPPED]
-        elif isinstance(value, FunctionType | type) and (value in self._kinds or not _is_installed(value.__module__)):
+        elif id(value) in self._hooked or (
+            isinstance(value, FunctionType | type) and (value in self._kinds or not is_installed(value.__module__))
+        ):
             owner, has_attributes = value, True
             held = (*value.__bases__, *vars(value).values()) if isinstance(value, type) else ()
             more = [each for each in held if isinstance(each, (type, FunctionType, *_WRAPPERS))]
         self._left.extend((each.__name__ if isinstance(each, type) else "", each, False) for each in more)
         # a larger collection is data
         return (None if isinstance(owner, Sized) and len(owner) > MOST_VALUES else owner), has_attributes
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def _is_installed(name: str | None) -> bool:
-    """Whether a module of Python's comes with a package, whose code and globals nobody changes."""
-    return str(name).partition(".")[0] in _OPAQUE or "-packages" in str(
-        vars(sys.modules.get(str(name), sys)).get("__file__")
-    )
 
 
 def _attributes(kind: type) -> dict[str, Any]:
@@ -657,7 +666,8 @@ def _collection(value: object) -> tuple[Any, bool]:
         return vars(value), True
     if isinstance(value, (dict, list, set, deque)):
         return value, False
-    is_opaque = type(value).__module__.partition(".")[0] in _OPAQUE and not isinstance(value, SimpleNamespace)
+    of_training = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+    is_opaque = type(value).__module__.partition(".")[0] in _INTERNALS and not isinstance(value, of_training)
     if is_opaque or isinstance(value, (type, FunctionType, ModuleType, enum.Enum)):
         return None, False
     with contextlib.suppress(Exception):  # a proxy may raise; of a C library, `__dict__` is something else
@@ -669,6 +679,8 @@ def _collection(value: object) -> tuple[Any, bool]:
 def _copied(owner: Any) -> Any:
     if isinstance(owner, type | FunctionType):
         return _attributes(owner) if isinstance(owner, type) else dict(read_by(owner))
+    if isinstance(owner, nn.Parameter):
+        return {"_backward_hooks": owner._backward_hooks}
     return dict(owner) if isinstance(owner, dict) else set(owner) if isinstance(owner, set) else list(owner)
 
 

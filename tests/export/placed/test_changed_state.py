@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import functools
 import sys
+from collections import ChainMap, UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -425,3 +427,229 @@ def test_a_module_goes_on_where_a_counter_changes() -> None:
     with pytest.raises(InvalidValue, match="epoch"):
         module(x)
     module.close()
+
+
+class Reads(nn.Module):
+    """A linear layer whose output is scaled by what a function reads of an object."""
+
+    def __init__(self, held: Any, read: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.linear, self.held, self.read = nn.Linear(6, 3).double(), held, read
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x) * self.read(self.held)
+        return out
+
+
+HOLDERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], object]]] = {
+    "scale": (
+        lambda: argparse.Namespace(scale=1.0),
+        lambda held: held.scale,
+        lambda held: setattr(held, "scale", 2.0),
+    ),
+    "data['scale']": (lambda: UserDict(scale=1.0), lambda held: held["scale"], lambda held: held.update(scale=2.0)),
+    "maps[0]['scale']": (
+        lambda: ChainMap({"scale": 1.0}),
+        lambda held: held["scale"],
+        lambda held: held.update(scale=2.0),
+    ),
+    "param_groups[0]['lr']": (
+        lambda: torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0),
+        lambda held: held.param_groups[0]["lr"],
+        lambda held: held.param_groups[0].update(lr=2.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", HOLDERS)
+@pytest.mark.parametrize("reader", ["model", "loss"])
+def test_objects_of_the_standard_library_and_optimizers_are_looked_into(kind: str, reader: str) -> None:
+    make, read, change = HOLDERS[kind]
+    held, (x, labels) = make(), batches(1)[0]
+    model = Reads(held, read) if reader == "model" else nn.Linear(6, 3).double()
+
+    def loss_fn(output: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(output, labels) * (read(held) if reader == "loss" else 1.0)
+
+    with placed(capture(model, x, loss_fn, targets=labels)) as step:
+        step.backward(x, targets=labels)
+        change(held)
+        with pytest.raises(InvalidValue, match=r"is 2\.0, expected 1\.0, as captured") as caught:
+            step.backward(x, targets=labels)
+        assert caught.value.field == f"held.{kind}"
+        step.recapture()
+        torch.testing.assert_close(step.backward(x, targets=labels), loss_fn(model(x), labels).detach())
+
+
+class Acts(nn.Module):
+    """Functions in attributes: alone, with others, beside a tensor, and bound to a module of it."""
+
+    act = staticmethod(torch.sigmoid)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3).double()
+        self.act, self.table = torch.relu, {"act": torch.tanh, "scale": torch.ones(3, dtype=torch.float64)}
+        self.run = functools.partial(self.again, 2)
+
+    def again(self, times: int, x: Tensor) -> Tensor:
+        out: Tensor = times * self.linear(x)
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.table["act"](self.act(self.run(x)) * self.table["scale"])
+        return out
+
+
+ACTS: dict[str, Callable[[Any], object]] = {
+    "act": lambda module: setattr(module, "act", torch.cos),
+    "table": lambda module: module.table.update(act=torch.cos),
+    "deleted": lambda module: delattr(module, "act"),
+    "forward": lambda module: setattr(module.linear, "forward", lambda x: x[:, :3]),
+}
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+@pytest.mark.parametrize("kind", list(ACTS))
+def test_a_module_takes_over_its_own_functions(kind: str, is_before: bool) -> None:
+    model, (x, _) = Acts(), batches(1)[0]
+    twin = copy.deepcopy(model)
+    module = module_of(model, capture(model, x))
+    if not is_before:
+        torch.testing.assert_close(module(x), twin(x))
+    for each in (module, twin):
+        ACTS[kind](each)
+    if not is_before:
+        with pytest.raises(InvalidValue, match="recapture"):
+            module(x)
+        module.recapture()
+    for size in (5, 3):
+        torch.testing.assert_close(module(x[:size]), twin(x[:size]))
+    module.close()
+
+
+@pytest.mark.parametrize("kind", ["act", "table"])
+def test_functions_of_the_model_that_was_copied_are_not_the_modules(kind: str) -> None:
+    model, (x, _) = Acts(), batches(1)[0]
+    twin = copy.deepcopy(model)
+    module = module_of(model, capture(model, x))
+    torch.testing.assert_close(module(x), twin(x))
+    ACTS[kind](model)
+    now = {key: value for key, value in vars(model).items() if not key.startswith("_")}
+    for size in (5, 3):
+        torch.testing.assert_close(module(x[:size]), twin(x[:size]))
+    assert {key: vars(model)[key] for key in now} == now
+    module.close()
+
+
+def test_a_function_that_cannot_be_copied_to_the_model_is_refused_by_name() -> None:
+    class Stuck:
+        def __call__(self, x: Tensor) -> Tensor:
+            return x
+
+        def __deepcopy__(self, memo: object) -> Any:
+            raise TypeError("stays here")
+
+    model, (x, _) = Acts(), batches(1)[0]
+    module = module_of(model, capture(model, x))
+    module.act = Stuck()
+    with pytest.raises(InvalidValue, match="what can be copied") as caught:
+        module(x)
+    assert caught.value.field == "act"
+    module.close()
+
+
+@pytest.mark.parametrize("kind", ["factor", "new", "removed"])
+@pytest.mark.parametrize("is_module", [False, True])
+def test_hooks_of_the_gradients_of_parameters_are_compared(kind: str, is_module: bool) -> None:
+    model, (x, labels), factor = nn.Linear(6, 3).double(), batches(1)[0], [2.0]
+    handle = model.weight.register_hook(lambda gradient: gradient * factor[0]) if kind != "new" else None
+    graph = capture_of(model, x, labels)
+    step = module_of(model, graph) if is_module else placed(graph)
+
+    def run(size: int) -> Tensor:
+        if is_module:
+            step.zero_grad()
+            functional.cross_entropy(step(x[:size]), labels[:size]).backward()
+        else:
+            dict(step.named_parameters())["weight"].grad = None
+            step.backward(x[:size], targets=labels[:size])
+        gradient = (step.weight if is_module else dict(step.named_parameters())["weight"]).grad
+        assert gradient is not None
+        weight = model.weight.detach().requires_grad_()
+        loss = functional.cross_entropy(functional.linear(x[:size], weight, model.bias), labels[:size])
+        return gradient / torch.autograd.grad(loss, weight)[0]
+
+    now = 1.0 if kind == "new" else 2.0
+    torch.testing.assert_close(run(5), torch.full((3, 6), now).double())
+    if kind == "factor":
+        factor[0] = now = 3.0
+    elif handle is not None:
+        handle.remove()
+        now = 1.0
+    else:
+        model.weight.register_hook(lambda gradient: gradient * 4.0)
+        now = 4.0
+    with pytest.raises(InvalidValue, match="recapture"):
+        run(5)
+    torch.testing.assert_close(run(3), torch.full((3, 6), now).double())
+    step.recapture()
+    torch.testing.assert_close(run(5), torch.full((3, 6), now).double())
+    step.close()
+
+
+def test_hooks_of_the_parameters_of_a_module_may_come_at_any_time() -> None:
+    """Autograd runs them behind the module, as with any other."""
+    model, (x, labels) = nn.Linear(6, 3).double(), batches(1)[0]
+    module = module_of(model, capture_of(model, x, labels))
+    gradients = []
+    for factor in (1.0, 3.0):
+        module.weight.register_hook(lambda gradient, factor=factor: gradient * factor)
+        module.zero_grad()
+        functional.cross_entropy(module(x), labels).backward()
+        gradients.append(module.weight.grad.clone())
+    torch.testing.assert_close(gradients[1], 3.0 * gradients[0])
+    module.close()
+
+
+def by_name(loss: Tensor) -> Tensor:
+    from settings_of_test import weight
+
+    return loss * weight
+
+
+def by_module(loss: Tensor) -> Tensor:
+    import settings_of_test as settings
+
+    return loss * settings.weight
+
+
+def by_module_within(loss: Tensor) -> Tensor:
+    from settings_of_test import inner
+
+    return loss * inner.weight
+
+
+@pytest.mark.parametrize(
+    ("weigh", "name"), [(by_name, "weight"), (by_module, "weight"), (by_module_within, "inner.weight")]
+)
+def test_what_is_imported_when_it_is_read_is_compared(
+    weigh: Callable[[Tensor], Tensor], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: Any = ModuleType("settings_of_test")
+    settings.weight, settings.inner = 1.0, ModuleType("settings_of_test.inner")
+    settings.inner.weight = 1.0
+    monkeypatch.setitem(sys.modules, "settings_of_test", settings)
+    model, (x, labels) = nn.Linear(6, 3).double(), batches(1)[0]
+
+    def loss_fn(output: Tensor, labels: Tensor) -> Tensor:
+        return weigh(functional.cross_entropy(output, labels))
+
+    with placed(capture(model, x, loss_fn, targets=labels)) as step:
+        step.backward(x, targets=labels)
+        (settings.inner if name.startswith("inner") else settings).weight = 2.0
+        with pytest.raises(InvalidValue, match=r"is 2\.0, expected 1\.0, as captured") as caught:
+            step.backward(x, targets=labels)
+        assert caught.value.field == f"settings_of_test.{name}"
+        step.recapture()
+        torch.testing.assert_close(step.backward(x, targets=labels), loss_fn(model(x), labels).detach())
