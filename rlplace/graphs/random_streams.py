@@ -86,6 +86,8 @@ class Streams(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_left: whether the last step left PyTorch's generators in a stream that it had seeded itself.
     """
 
+    supports_higher_order_operators = True  # they are refused later, by name
+
     def __init__(self, draw: Draw | None = None, *, seed: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._draw, self._seed, self._number, self.is_left = draw or self.make, seed, 0, False
@@ -163,7 +165,7 @@ class Streams(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def is_draw(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether an op takes random numbers: an attention kernel without dropout has the tag of one, and takes none."""
-    if torch.Tag.nondeterministic_seeded not in func.tags:
+    if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):  # an op that runs a graph has none
         return False
     arguments = func._schema.arguments
     position = next((place for place, each in enumerate(arguments) if each.name == "dropout_p"), None)

@@ -308,7 +308,7 @@ OTHERS: dict[str, Any] = {
 def shown_graph(graph: OpGraph) -> str:
     console = Console(width=120)
     with console.capture() as captured:
-        console.print(graph_table(asdict(describe_graph(graph)) | OTHERS))
+        console.print(graph_table(asdict(describe_graph(graph)) | OTHERS | {"notes": []}))
     return captured.get()
 
 

@@ -18,7 +18,7 @@ import rlplace
 from rlplace.errors import InvalidValue
 from rlplace.graphs.formats import load_graph, save_graph
 
-pytestmark = pytest.mark.filterwarnings(
+pytestmark = pytest.mark.filterwarnings("ignore:.*(that nothing reads|unknown cost|costs nothing):RuntimeWarning")
     "ignore:.*(that nothing reads|of unknown cost|cost nothing|no costs):RuntimeWarning"
 )
 

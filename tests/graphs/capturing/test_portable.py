@@ -99,15 +99,19 @@ def test_afterwards_everything_is_as_it_was() -> None:
     assert "forward" not in vars(model)
 
 
+FLAGS_SEEN: list[tuple[bool, bool]] = []
+"""A global, as what a closure holds is as before after a capture."""
+
+
 def test_neither_onednn_nor_cudnn_is_on_while_a_step_is_traced() -> None:
-    seen: list[tuple[bool, bool]] = []
+    seen = FLAGS_SEEN
 
     def flags() -> tuple[bool, bool]:
         return torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
 
     class Looks(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            seen.append(flags())
+            FLAGS_SEEN.append(flags())
             return x + 1
 
     before = flags()
