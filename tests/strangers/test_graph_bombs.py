@@ -19,8 +19,6 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.formats import load_graph, save_graph
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(that nothing reads|unknown cost|costs nothing):RuntimeWarning")
-    "ignore:.*(that nothing reads|of unknown cost|cost nothing|no costs):RuntimeWarning"
-)
 
 
 def refused(path: Path) -> str:
