@@ -357,7 +357,7 @@ def _differences(expected: Values, actual: Values, rtol: float) -> list[str]:
             torch.equal(one.isnan(), other.isnan()) and bool((one.isnan() | (one == other)).all())
         ):
             continue
-        scale = _norm(one) + 1e-3 * (max(overall, 1e-6) if "gradient" in name else 1.0)
+        scale = _norm(one) + 1e-3 * (max(overall, 1e-3) if "gradient" in name else 1.0)
         share = _norm(torch.where(one == other, 0.0, other - one)) / scale
         if not share <= rtol:
             found.append((share, f"{name} differs by {share:.2g} of its size ({_told(one)}, captured {_told(other)})"))
