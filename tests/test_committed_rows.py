@@ -44,8 +44,7 @@ def committed(name: str, **facts: Any) -> list[dict[str, Any]]:
         ("portfolio", 500),
         ("random weights", 128),
         ("placer+ppo, alone", 500),
-        ("placer+ppo, with annealing", 500),
-        ("portfolio, guided by placer", 500),
+        ("gnn+ppo, from nothing", 500),
     ],
 )
 def test_a_row_of_the_page_of_policies(row: str, budget: int, benchmarks: dict[str, ModuleType]) -> None:
