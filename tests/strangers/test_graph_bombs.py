@@ -18,6 +18,8 @@ import rlplace
 from rlplace.errors import InvalidValue
 from rlplace.graphs.formats import load_graph, save_graph
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*(unknown cost|costs nothing|nothing reads):RuntimeWarning")
+
 
 def refused(path: Path) -> str:
     """What the command says that refuses a graph file."""
