@@ -28,6 +28,8 @@ from rlplace.policy.schedule_network import load_network
 from rlplace.training.config import TrainConfig
 from rlplace.workloads import parse_kept_workload, parse_workload
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*(unknown cost|costs nothing|nothing reads):RuntimeWarning")
+
 DEVICE = {"name": "gpu", "kind": "gpu", "backend": "simulated", "memory_bytes": 1 << 30}
 
 
