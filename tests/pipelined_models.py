@@ -27,7 +27,10 @@ class Skipping(nn.Module):
         self.gate = nn.Linear(width, width)
         self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
         self.twice = nn.Linear(width, width)
-        self.frozen, self.unused = nn.Parameter(torch.full((width,), 0.9), requires_grad=False), nn.Linear(2, 2).requires_grad_(False)
+        self.frozen, self.unused = (
+            nn.Parameter(torch.full((width,), 0.9), requires_grad=False),
+            nn.Linear(2, 2).requires_grad_(False),
+        )
         self.register_buffer("offset", torch.full((width,), 0.1))
         self.register_buffer("count", torch.zeros(()))
         self.register_buffer("passing", torch.zeros(width), persistent=False)
