@@ -651,7 +651,8 @@ class ReadState(PythonState):
             more = [each for each in held if isinstance(each, (type, FunctionType, *_WRAPPERS))]
         self._left.extend((each.__name__ if isinstance(each, type) else "", each, False) for each in more)
         # a larger collection is data
-        return (None if isinstance(owner, Sized) and len(owner) > MOST_VALUES else owner), has_attributes
+        is_data = isinstance(owner, Sized) and not isinstance(owner, Tensor) and len(owner) > MOST_VALUES
+        return (None if is_data else owner), has_attributes
 
 
 def _attributes(kind: type) -> dict[str, Any]:
