@@ -47,6 +47,7 @@ def weights(folder: Path) -> bytes:
     return (folder / "schedule.safetensors").read_bytes()
 
 
+@pytest.mark.filterwarnings("ignore:.*costs nothing:RuntimeWarning")
 def test_weights_and_figures_are_those_of_a_local_run(cluster: Cluster, tmp_path: Path) -> None:
     graph = tmp_path / "graph.json"
     save_graph(fork_join(2, 3), graph)

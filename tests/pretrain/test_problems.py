@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from micrographs import fork_join
 
 from rlplace.graphs.formats import save_graph
@@ -49,6 +50,7 @@ def test_some_devices_have_little_memory() -> None:
     assert min(full) < 0.2
 
 
+@pytest.mark.filterwarnings("ignore:.*costs nothing:RuntimeWarning")
 def test_graph_files_are_trained_on_too(tmp_path: Path) -> None:
     path = tmp_path / "graph.json"
     save_graph(fork_join(2, 2), path)

@@ -384,13 +384,19 @@ def gradients_of(
     A Function of the user's, and a reentrant checkpoint, may run a backward of its own on the side: `autograd.grad`
     skips those that no wanted tensor is behind, and refuses or loses what they leave.
     """
-    if not any(isinstance(node, BackwardCFunction) for end in ends for node in nodes_behind(end)):
+    if not any(map(_is_of_user, (node for end in ends for node in nodes_behind(end)))):
         return torch.autograd.grad(ends, wanted, seeds, allow_unused=True)
     torch.autograd.backward(ends, seeds)
     found = [value.grad for value in wanted]
     for value in wanted:
         value.grad = None
     return found
+
+
+def _is_of_user(node: object) -> bool:
+    """Whether a node of autograd runs a Function that is not ours: our attention has no backward of its own."""
+    is_function = isinstance(node, BackwardCFunction)
+    return is_function and not getattr(type(node), "_forward_cls", object).__module__.startswith("rlplace.")
 
 
 def check_alone(returned: Any) -> Any:
