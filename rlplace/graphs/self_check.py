@@ -216,10 +216,9 @@ class _Check:
         """The draws of plain PyTorch: those of the program. Of a batch, they are kept for its slices."""
         if self.has_shards:
             return constant_draw(op, args, kwargs)
-        asked, key = (
-            key,
-            key if key in self.keys else replace(key, micro_batch=-1),
-        )  # of a draw that micro-batches share
+        asked = key
+        if key not in self.keys:  # of a draw that micro-batches share
+            key = replace(key, micro_batch=-1)
         result = seeded(op, place_of(args, kwargs), seed=0, key=key)(0, *args, **kwargs)
         noise = args[1] if op.overloadpacket is aten.rrelu_with_noise else result
         self.whole[asked] = [each.clone() for each in tensors_in(noise)]
@@ -267,7 +266,9 @@ class _Check:
                     whole = gradients.setdefault(shard.name, gradient.new_zeros(like.shape))
                     shard.copy(whole, gradient, is_joined=True)
             held = {each.key: each.kind for each in sources.values()}
-            buffers = {name: each for name, each in found.state.items() if held[name] == "buffer" and not is_fixed}
+            # buffers that the graph does not hold stay as they are: what plain PyTorch makes of them is compared too
+            buffers = {} if is_fixed else dict(self.origin.model.named_buffers())
+            buffers |= {name: each for name, each in found.state.items() if name in buffers and held[name] == "buffer"}
             return self._named(found.result, gradients, buffers, found.input_gradients)
 
     def _named(
@@ -343,11 +344,10 @@ def _differences(expected: Values, actual: Values, rtol: float) -> list[str]:
     for name in {**expected, **actual}:
         one, other = expected.get(name), actual.get(name)
         if one is None or other is None:
-            if "gradient" in name:
-                where = ("in plain PyTorch", "captured") if one is None else ("when captured", "in plain PyTorch")
-                value = other if one is None else one
-                assert value is not None
-                found.append((float("inf"), f"{name} has none {where[0]}, and norm {_norm(value):.3g} {where[1]}"))
+            where = ("in plain PyTorch", "captured") if one is None else ("when captured", "in plain PyTorch")
+            value = other if one is None else one
+            assert value is not None
+            found.append((float("inf"), f"{name} has none {where[0]}, and norm {_norm(value):.3g} {where[1]}"))
             continue
         if one.shape != other.shape:
             found.append((float("inf"), f"{name} is {tuple(other.shape)}, expected {tuple(one.shape)}"))
