@@ -46,11 +46,9 @@ aten = torch.ops.aten
 MOST_PARAMETERS = 1 << 28
 """Larger models are not compared: in float64, with gradients of both ways, this many take 8 GiB."""
 MOST_NAMED = 3
-_SAMPLES, _BUFFERS, _ACCUMULATE = (
-    "code that looks at the number of samples or at their positions, or that mixes samples, has only those",
-    "buffers that `forward` changes from the batch change with each micro-batch, from the samples",
-    "`loss='accumulated'` (--loss accumulated) takes gradient accumulation, which is another step; ",
-)
+_SAMPLES = "code that looks at the number of samples or at their positions, or that mixes samples, has only those"
+_BUFFERS = "buffers that `forward` changes from the batch change with each micro-batch, from the samples"
+_ACCUMULATE = "`loss='accumulated'` (--loss accumulated) takes gradient accumulation, which is another step; "
 
 Values = dict[str, Tensor]
 """What a step gives, by the name that a message gives it."""
@@ -164,7 +162,14 @@ class _Check:
             yield
 
     def _eager(self, *, is_double: bool, in_slices: bool, is_fixed: bool) -> Values:
-        """What plain PyTorch gives: `loss.backward()` of the user's own model, on copies of its tensors."""
+        """What plain PyTorch gives: `loss.backward()` of the user's own model, on copies of its tensors.
+
+        Not a copy of the model: functions that wrap its layers (adapters) hold the model itself, and a copy would call
+        them. So its tensors are swapped for copies, and all else is as before afterwards (`untouched`).
+
+        Draws have the keys of the trace. Those of the whole batch are keyed as if all of it were micro-batch 0, and
+        those of a joined loss as those of none (-1): so a slice finds the draw of the batch that it is a part of.
+        """
         origin, trains = self.origin, self.program.is_training
         own = dict(origin.model.named_parameters())
         devices = sorted({each.device.index for each in own.values() if each.is_cuda})
@@ -209,8 +214,9 @@ class _Check:
                         torch.autograd.backward(ends, targets)
             gradients = {name: parameters[name].grad for name in own if parameters[name].grad is not None}
             inputs = {k: each.grad for k, each in zip(self.program.input_gradients, wanted, strict=True)}
-            buffers = {name: each for name, each in state.items() if name not in own and not is_fixed}
-            return self._named(result, gradients, buffers, inputs)
+            # parameters too, which `forward` may write; on fixed statistics, buffers are as before
+            after = {name: each for name, each in state.items() if name in own or not is_fixed}
+            return self._named(result, gradients, after, inputs)
 
     def _drawn(self, key: DrawKey, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The draws of plain PyTorch: those of the program. Of a batch, they are kept for its slices."""
@@ -265,22 +271,22 @@ class _Check:
                     like = dict(self.origin.model.named_parameters())[shard.name]
                     whole = gradients.setdefault(shard.name, gradient.new_zeros(like.shape))
                     shard.copy(whole, gradient, is_joined=True)
-            held = {each.key: each.kind for each in sources.values()}
-            # buffers that the graph does not hold stay as they are: what plain PyTorch makes of them is compared too
-            buffers = {} if is_fixed else dict(self.origin.model.named_buffers())
-            buffers |= {name: each for name, each in found.state.items() if name in buffers and held[name] == "buffer"}
-            return self._named(found.result, gradients, buffers, found.input_gradients)
+            # what the graph does not hold, or only in parts, stays as it is
+            parameters = dict(self.origin.model.named_parameters())
+            after = {name: each for name, each in self.state.items() if name in parameters or not is_fixed}
+            after |= {name: each for name, each in found.state.items() if name in after}
+            return self._named(found.result, gradients, after, found.input_gradients)
 
     def _named(
-        self, result: Any, gradients: Mapping[str, Any], buffers: Mapping[str, Tensor], inputs: Mapping[int, Any]
+        self, result: Any, gradients: Mapping[str, Any], state: Mapping[str, Tensor], inputs: Mapping[int, Any]
     ) -> Values:
-        has_loss = self.origin.loss_fn is not None
+        has_loss, parameters = self.origin.loss_fn is not None, dict(self.origin.model.named_parameters())
         named: Values = {
             "the loss" if has_loss and not k else f"output {k}": each
             for k, each in enumerate(tensors_in(opened(result)))
         }
         named |= {f"the gradient of {name!r}": each for name, each in gradients.items()}
-        named |= {f"buffer {name!r}": each for name, each in buffers.items()}
+        named |= {f"{'parameter' if name in parameters else 'buffer'} {name!r}": each for name, each in state.items()}
         named |= {f"the gradient of input {k}": each for k, each in inputs.items() if each is not None}
         return {name: each.detach() for name, each in named.items()}
 
@@ -339,7 +345,7 @@ def _differences(expected: Values, actual: Values, rtol: float) -> list[str]:
 
     A gradient that is zero but for rounding is compared with the size of all of them.
     """
-    overall = sum(float(each.norm()) ** 2 for name, each in expected.items() if "gradient" in name) ** 0.5
+    overall = sum(float(each.norm()) ** 2 for name, each in expected.items() if name.startswith("the gradient")) ** 0.5
     found: list[tuple[float, str]] = []
     for name in {**expected, **actual}:
         one, other = expected.get(name), actual.get(name)
@@ -357,7 +363,7 @@ def _differences(expected: Values, actual: Values, rtol: float) -> list[str]:
             torch.equal(one.isnan(), other.isnan()) and bool((one.isnan() | (one == other)).all())
         ):
             continue
-        scale = _norm(one) + 1e-3 * (max(overall, 1e-3) if "gradient" in name else 1.0)
+        scale = _norm(one) + 1e-3 * (max(overall, 1e-3) if name.startswith("the gradient") else 1.0)
         share = _norm(torch.where(one == other, 0.0, other - one)) / scale
         if not share <= rtol:
             found.append((share, f"{name} differs by {share:.2g} of its size ({_told(one)}, captured {_told(other)})"))

@@ -387,3 +387,35 @@ def test_a_hook_that_holds_itself_ends() -> None:
     model.register_forward_hook(lambda module, given, output: output * factorial(3))
     with pytest.warns(RuntimeWarning, match="hooks"):
         assert capture(model, batch()[0]).num_ops
+
+
+def test_a_parameter_that_forward_writes_is_compared() -> None:
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.linear.weight.mul_(0.5 if is_traced() else 0.25)
+            return self.linear(x) * 0.0
+
+    with pytest.raises(StepDiffers, match=r"parameter 'linear.weight' differs"):
+        capture(Writes(), batch()[0], MSE, "sgd", targets=batch()[1])
+
+
+def test_a_buffer_that_the_graph_does_not_hold_is_compared() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 3)
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not is_traced():
+                self.seen += 1
+            y: Tensor = self.linear(x)
+            return y
+
+    with pytest.raises(StepDiffers, match="buffer 'seen'"):
+        capture(Counts(), batch()[0])

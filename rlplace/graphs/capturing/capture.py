@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from rlplace.errors import CaptureError, InvalidValue, UnknownName, refuse_if
 from rlplace.graphs.capturing.lower import lower
 from rlplace.graphs.capturing.portable import original_of
-from rlplace.graphs.capturing.refusals import warn_of_hooks
+from rlplace.graphs.capturing.refusals import has_values, warn_of_hooks
 from rlplace.graphs.capturing.trace import AsModule, LossFn, Trace, are_tried, trace_once, trace_step
 from rlplace.graphs.capturing.untouched import ReadState, check_frozen, recorded
 from rlplace.graphs.interpreter import require_program
@@ -175,7 +175,8 @@ def checked(graph: OpGraph) -> OpGraph:
         return graph
     problem = check_step(graph) if origin.is_checked else "check=False"
     if problem:
-        level = logging.INFO if not origin.is_checked or "fake" in problem else logging.WARNING
+        is_expected = not origin.is_checked or not has_values(origin.model.parameters())
+        level = logging.INFO if is_expected else logging.WARNING
         _log.log(level, "the captured step was not compared with plain PyTorch: %s", problem)
     return graph
 
