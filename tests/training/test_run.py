@@ -221,13 +221,14 @@ def test_on_this_machine_calibration_and_races_of_learned_have_timelines_unless_
         for name, found in races.items()
         if found is not None
     }
-    assert any(timeline is not None for timeline in traced["learned"]) == is_traced
+    has_raced = bool(traced["learned"])  # a busy machine may leave it no time for a race, or nothing worth one
+    assert any(timeline is not None for timeline in traced["learned"]) == (is_traced and has_raced)
     seen = {plan.fingerprint for race in races["learned"].races for plan in race.plans}
     seen |= {plan.fingerprint for plan in known.plans}
     for race in races["portfolio"].races:  # of its own plans it traces none; one that was traced before comes with that
         for plan, outcome in zip(race.plans, race.outcomes, strict=True):
             assert outcome.timeline is None or race.is_final or (is_traced and plan.fingerprint in seen)
-    assert ("traced steps took" in result.table.row("learned").get("why", "")) == is_traced
+    assert not has_raced or ("traced steps took" in result.table.row("learned").get("why", "")) == is_traced
     for plan, outcome in zip(known.plans, known.outcomes, strict=True):
         if outcome.timeline is not None:
             runs = ~graph.is_source

@@ -79,7 +79,7 @@ def test_on_this_machine_all_of_it_is_told_before_anything_is_profiled(
     told = run_training(setup, config, tmp_path / "run")
     sys.modules.pop("timed_work", None)
     lines = capsys.readouterr().err.splitlines()
-    (ahead,) = (number for number, line in enumerate(lines) if " in all: " in line)
+    (ahead,) = (number for number, line in enumerate(lines) if line.startswith("about ") and " in all" in line)
     assert not any(line.startswith("profiling ") for line in lines[:ahead])
     assert any(line.startswith("took ") for line in lines)
     expected, taken = told["durations"]["expected"], told["durations"]["taken"]
