@@ -250,19 +250,23 @@ def claim(name: str, folder: Path) -> None:
 def step_of(name: str, which: str, folder: Path) -> Callable[[], object]:
     """A function that runs a step: of a placement in the folder, or a plain loop."""
     host, (model, inputs, loss_fn, targets) = made(name)
-    optimizer = None if loss_fn is None else "sgd"
+    optimizer, args, kwargs = None if loss_fn is None else "sgd", (), {}
+    if isinstance(inputs, dict):
+        kwargs = inputs
+    else:
+        args = inputs if isinstance(inputs, tuple) else (inputs,)
     if which in ("placed", "one device"):
         path = folder / ("placement.json" if which == "placed" else "single.json")
         placed = rlplace.place(model, inputs, loss_fn, optimizer, targets=targets, host=host, path=path, progress=False)
-        return (lambda: placed(inputs, targets=targets)) if targets is not None else lambda: placed(inputs)
+        aims = {} if targets is None else {"targets": targets}
+        return lambda: placed(*args, **kwargs, **aims)
     torch.set_num_threads(1 if which == "eager on one thread" else 2)
     run: Callable[..., Any] = torch.compile(model) if which == "torch.compile" else model
-    args = inputs if isinstance(inputs, tuple) else (inputs,)
     if loss_fn is None:
 
         def infer() -> object:
             with torch.no_grad():
-                return run(*args)
+                return run(*args, **kwargs)
 
         return infer
     update = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -270,7 +274,7 @@ def step_of(name: str, which: str, folder: Path) -> Callable[[], object]:
 
     def train() -> object:
         update.zero_grad()
-        loss = loss_fn(run(*args), *given)
+        loss = loss_fn(run(*args, **kwargs), *given)
         loss.backward()
         update.step()
         return loss
