@@ -19,8 +19,11 @@ from typing import Any, NoReturn
 from rlplace.errors import FileProblem
 
 LARGEST_JSON_BYTES = 256 << 20
-MOST_JSON_VALUES = 20_000_000
-"""Values in a JSON text, about: one of brackets alone takes twenty times its size in memory."""
+MOST_JSON_VALUES = 4_000_000
+"""Values in a JSON text, about: one of brackets alone takes twenty times its size in memory, and a parser that finds no
+more of it ends the process."""
+MOST_GRAPH_VALUES = 20_000_000
+"""In that of a graph, which may have a million ops."""
 LARGEST_HEADER = 4 << 20
 """Bytes; of a safetensors file, 80 for each tensor, which takes a kilobyte in memory."""
 PARTIAL_ENDING = ".partial"
@@ -173,6 +176,7 @@ def read_json(
     path: str | os.PathLike[str],
     *,
     largest_bytes: int = LARGEST_JSON_BYTES,
+    most_values: int = MOST_JSON_VALUES,
     hint: str = "",
     follows_links: bool = True,
 ) -> Any:
@@ -181,6 +185,7 @@ def read_json(
     Args:
         path: of a regular file.
         largest_bytes: a larger file is refused before it is read.
+        most_values: more values are refused before they are parsed.
         hint: a sentence that says which file is wanted, for messages.
         follows_links: whether a symbolic link leads to the file, as in `read_plain`.
 
@@ -192,17 +197,26 @@ def read_json(
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise FileProblem(path, f"not UTF-8 text ({error.reason} at byte {error.start}), expected JSON.") from error
-    return parse_json(text, path, hint=hint)
+    return parse_json(text, path, most_values=most_values, hint=hint)
 
 
-def parse_json(text: str, path: str | os.PathLike[str], *, hint: str = "") -> Any:
-    """The object of the JSON text of the file `path`; `hint` as of `read_json`.
+def check_values(text: str, path: str | os.PathLike[str], most: int = MOST_JSON_VALUES) -> None:
+    """Refuses a JSON text that holds many values, before a parser makes an object of each.
+
+    Raises:
+        FileProblem: there are more than that.
+    """
+    if sum(map(text.count, ",[{")) > most:
+        raise FileProblem(path, f"JSON with too many values, expected at most {most:,}.")
+
+
+def parse_json(text: str, path: str | os.PathLike[str], *, most_values: int = MOST_JSON_VALUES, hint: str = "") -> Any:
+    """The object of the JSON text of the file `path`; `most_values` and `hint` as of `read_json`.
 
     Raises:
         FileProblem: it is not JSON (NaN, a key given twice, half a character, nested too deeply), or too much of it.
     """
-    if sum(map(text.count, ",[{")) > MOST_JSON_VALUES:
-        raise FileProblem(path, f"JSON with too many values, expected at most {MOST_JSON_VALUES:,}.")
+    check_values(text, path, most_values)
     try:
         data = json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
         if _HALF_CHARACTER.search(text):

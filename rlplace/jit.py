@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import glob
 import hashlib
+import warnings
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -47,11 +48,25 @@ FloatTable = Annotated[NDArray[np.float64], 2]
 
 
 def kernel(function: Function) -> Function:
-    """The function, compiled by numba when it is first called, and kept on disk."""
+    """The function, compiled by numba when it is first called, and kept on disk where a folder can be written to."""
     compiled: Any = njit(nogil=True, pipeline_class=_KernelCompiler)(function)
     if hasattr(compiled, "py_func"):  # otherwise NUMBA_DISABLE_JIT is set
-        compiled._cache = _Cache(function)  # type: ignore[no-untyped-call]
+        try:
+            compiled._cache = _Cache(function)  # type: ignore[no-untyped-call]
+        except RuntimeError:  # numba's: it knows no folder for it
+            _warn_not_kept()
     return cast(Function, _of_types(compiled))
+
+
+@cache
+def _warn_not_kept() -> None:
+    """Says so once."""
+    warnings.warn(
+        "kernels are compiled in each process, for a minute: no folder to keep them can be written to. Set "
+        "NUMBA_CACHE_DIR to one.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def part(function: Function) -> Function:
@@ -69,7 +84,8 @@ def inlined(function: Function) -> Function:
 
 def is_kept(function: Callable[..., Any]) -> bool:
     """Whether the code of a kernel is on disk already: an earlier process has compiled it."""
-    return cast(_Cache, cast(Any, function)._cache).index.is_file()
+    kept = cast(Any, function)._cache
+    return isinstance(kept, _Cache) and kept.index.is_file()
 
 
 class _KernelCompiler(Compiler):
@@ -287,7 +303,11 @@ class _Cache(FunctionCache):
         return Path(self.cache_path, f"{self._impl.filename_base}.nbi")
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+        try:
+            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+        except OSError:  # no space is left, say: the kernel runs all the same
+            _warn_not_kept()
+            return
         name = glob.escape(self.index.name.partition("-")[0])
         for path in self.index.parent.glob(f"{name}-*.nb[ci]"):
             if sources() not in path.name:

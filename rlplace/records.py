@@ -20,9 +20,10 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeGuard, TypeVar, cast, get_args, get_type_hints
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic_core import ArgsKwargs, PydanticCustomError
 
 from rlplace.errors import InvalidValue, UnknownName, UserError
+from rlplace.files import check_values
 
 __all__ = [
     "LARGEST_SEED",
@@ -40,6 +41,8 @@ __all__ = [
     "check_seed",
     "described",
     "is_whole",
+    "make_record",
+    "of_checked",
     "read_record",
     "record",
     "shortened",
@@ -189,7 +192,25 @@ def read_record(kind: type[T], data: object, where: str) -> T:
             text = data if isinstance(data, str | bytes) else json.dumps(data, default=to_plain)
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidValue(words_of(kind), described(data), "plain data", where=where) from error
+        check_values(text if isinstance(text, str) else text.decode("utf-8", errors="replace"), where)
         return cast(T, _adapter(kind).validate_json(text))
+
+
+def make_record(kind: type[T], where: str, **values: object) -> T:
+    """`kind(**values)`, for values of a file.
+
+    Raises:
+        InvalidValue, UnknownName: as of `read_record`.
+    """
+    with _one_line(kind, where):
+        return cast(T, _adapter(kind).validator.validate_python(ArgsKwargs((), values)))
+
+
+def of_checked(kind: type[T], values: dict[str, object]) -> T:
+    """`kind(**values)` without its checks, of all fields, which were checked before: a million in a second."""
+    made = object.__new__(kind)
+    object.__setattr__(made, "__dict__", values)
+    return made
 
 
 def to_plain(value: object, kind: Any = None) -> Any:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import statistics
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rlplace.doctor.system import Check, Finding, System, first_of
-from rlplace.measure.hosts.nodes import Nodes, join, under_torchrun
+from rlplace.measure.hosts.nodes import Nodes, accept_all, join, under_torchrun
 from rlplace.say import counted, format_bytes, format_seconds
 
 CONNECTS_WITHIN_S = 5.0
@@ -58,26 +59,18 @@ def look_at_machines(nodes: Nodes) -> list[dict[str, Any]]:
         port = server.getsockname()[1] if is_first else 0
         ports = nodes.gather("doctor/ports", port)
         if is_first:
-            threading.Thread(target=_echo, args=(server,), daemon=True).start()
+            threading.Thread(target=accept_all, args=(server, _echo), daemon=True).start()
         others = [rank for rank, each in enumerate(nodes.facts) if ports[rank] and each.machine != nodes.machine]
         rows = [_look(nodes, rank, ports[rank]) for rank in others] if is_first else []
         return [row for found in nodes.gather("doctor/rows", rows) for row in found]
 
 
-def _echo(server: socket.socket) -> None:
-    """Answers every byte with this machine's time, until the socket is closed."""
-
-    def answer(connection: socket.socket) -> None:
-        with connection:
-            while connection.recv(1):
-                connection.sendall(_TIME.pack(time.time()))
-
-    while True:
-        try:
-            connection, _ = server.accept()
-        except OSError:
-            return
-        threading.Thread(target=answer, args=(connection,), daemon=True).start()
+def _echo(connection: socket.socket, _: Callable[[], None]) -> None:
+    """Answers every byte with this machine's time."""
+    with connection, contextlib.suppress(OSError):
+        connection.settimeout(CONNECTS_WITHIN_S)
+        while connection.recv(1):
+            connection.sendall(_TIME.pack(time.time()))
 
 
 def _look(nodes: Nodes, rank: int, port: int) -> dict[str, Any]:

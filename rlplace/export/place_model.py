@@ -20,7 +20,6 @@ from rlplace.export.placed.placed_model import PlacedModel
 from rlplace.graphs import Constraints, OpGraph, OptimizerSpec, SplitPlan, capture
 from rlplace.graphs.capturing.trace import LossFn
 from rlplace.measure import Costs, Host, Placement, Problem, load_placement, resolve_host, save_placement
-from rlplace.measure.costs.profile import profile_costs
 from rlplace.measure.hosts.resolve import check_runs_here
 from rlplace.records import described
 from rlplace.report.console import Progress, progress_of
@@ -165,7 +164,7 @@ def place(
 
 
 def _profiled(deadline_s: float, graph: OpGraph, host: Host, say: Say) -> Costs:
-    return profile_costs(graph, host, most_s=max(deadline_s - time.monotonic(), 0.0), on_progress=say)
+    return profile_isolated(graph, host, most_s=max(deadline_s - time.monotonic(), 0.0), on_progress=say)
 
 
 def _check(placement: Placement, graph: OpGraph, host: Host, constraints: Constraints | None, file: Path) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from rlplace.errors import FingerprintMismatch, InvalidValue, refuse_if
-from rlplace.files import read_json, write_json_atomic
+from rlplace.files import MOST_GRAPH_VALUES, read_json, write_json_atomic
 from rlplace.graphs import OpGraph
 from rlplace.graphs.program import SPLITTABLE, LossKind, SplitPlan
 from rlplace.measure.hosts.host import Host
@@ -265,7 +265,10 @@ def load_placement(path: str | os.PathLike[str]) -> Placement:
         FileProblem: no such file, or not JSON.
         InvalidValue, UnknownName: a malformed field.
     """
-    return Placement.from_dict(read_json(path, hint="Expected a placement, as `rlplace train` writes it."), str(path))
+    return Placement.from_dict(
+        read_json(path, most_values=MOST_GRAPH_VALUES, hint="Expected a placement, as `rlplace train` writes it."),
+        str(path),
+    )
 
 
 def check_is_placement(placement: object, where: str) -> None:

@@ -19,7 +19,7 @@ from rlplace.compare.comparison import PUBLISHED, RowStatus
 from rlplace.compare.equal_budgets import OP_ORDER
 from rlplace.compare.run_compare import Output, method_words, say_row
 from rlplace.errors import InvalidValue
-from rlplace.files import read_json, write_json_atomic
+from rlplace.files import MOST_GRAPH_VALUES, read_json, write_json_atomic
 from rlplace.graphs.formats.published import DnnPartitioning, load_dnn_partitioning
 from rlplace.measure import Simulator
 from rlplace.partitioning.objectives import published_problem
@@ -44,7 +44,7 @@ def is_published_file(path: Path) -> bool:
     Raises:
         FileProblem: the file is missing, or no JSON.
     """
-    data = read_json(path) if path.suffix.lower() == ".json" else None
+    data = read_json(path, most_values=MOST_GRAPH_VALUES) if path.suffix.lower() == ".json" else None
     return isinstance(data, dict) and "maxFPGAs" in data
 
 

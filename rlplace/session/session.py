@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, UserError, refuse_if
-from rlplace.files import LARGEST_JSON_BYTES, MOST_JSON_VALUES, parse_json
+from rlplace.files import LARGEST_JSON_BYTES, MOST_GRAPH_VALUES, check_values, parse_json
 from rlplace.graphs import OpGraph
 from rlplace.measure import Costs, Host, Placement, Plan, Problem
 from rlplace.measure.explain.explanation import Explanation
@@ -131,7 +131,7 @@ class Session(Connected):
             FileProblem: it is no JSON.
         """
         text = self._text(name)
-        return None if text is None else parse_json(text, self._where(name))
+        return None if text is None else parse_json(text, self._where(name), most_values=MOST_GRAPH_VALUES)
 
     def keep(self, **facts: object) -> None:
         """Keeps records, each under its name, all or none.
@@ -517,7 +517,7 @@ class Session(Connected):
             raise FileProblem(where, f"no compressed JSON: {error}.") from error
         if not unpacker.eof:
             raise FileProblem(where, f"more bytes than it says, or cut off; expected at most {LARGEST_JSON_BYTES}.")
-        return parse_json(text, where)
+        return parse_json(text, where, most_values=MOST_GRAPH_VALUES)
 
     def keep_timeline(self, text: str) -> None:
         """Keeps a step of the best placement, a Chrome trace as JSON."""
@@ -564,8 +564,8 @@ class Session(Connected):
 
     def _text(self, name: str) -> str | None:
         text = self._value("facts", name)
-        if text is not None and sum(map(text.count, ",[{")) > MOST_JSON_VALUES:
-            raise FileProblem(self._where(name), f"JSON with too many values, expected at most {MOST_JSON_VALUES:,}.")
+        if text is not None:
+            check_values(text, self._where(name), MOST_GRAPH_VALUES)
         return None if text is None else str(text)
 
     def _arrays(self, name: str) -> dict[str, NDArray[np.generic]]:

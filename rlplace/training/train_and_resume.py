@@ -393,10 +393,13 @@ def _said_ahead(job: Job, steps: Steps, progress: Progress) -> Durations | None:
 @contextmanager
 def written(weights: Mapping[str, bytes]) -> Iterator[Path | None]:
     """While active, the file of a policy's weights, the first of `INIT`, in a private folder; None without it."""
+    if INIT[0] not in weights:  # no folder then: `kill -9` would leave it
+        yield None
+        return
     with tempfile.TemporaryDirectory(prefix="rlplace-") as folder:
         for name, data in weights.items():
             (Path(folder) / name).write_bytes(data)
-        yield Path(folder) / INIT[0] if INIT[0] in weights else None
+        yield Path(folder) / INIT[0]
 
 
 def _report(run: RunFolder, session: Session, progress: Progress) -> Path | None:

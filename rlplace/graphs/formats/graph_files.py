@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName, check_known, refuse_if
-from rlplace.files import os_errors, read_json, write_text_atomic
+from rlplace.files import MOST_GRAPH_VALUES, os_errors, read_json, write_text_atomic
 from rlplace.graphs.formats.graphml import load_graphml, read_graphml, save_graphml
 from rlplace.graphs.formats.networkx_graph import (
     Size,
@@ -105,7 +105,7 @@ def load_times_s(path: str | os.PathLike[str], *, micro_batches: int = 1) -> NDA
         return pipedream_times_s(path, micro_batches)
     if kind == "graphml":
         return given_times_s(read_graphml(path), where=str(path))
-    data = read_json(path) if kind == "json" else None
+    data = read_json(path, most_values=MOST_GRAPH_VALUES) if kind == "json" else None
     return given_times_s(read_node_link(data, where=str(path)), where=str(path)) if is_node_link(data) else None
 
 
@@ -156,7 +156,7 @@ def _known_kind(path: str | os.PathLike[str], micro_batches: int) -> tuple[Path,
 
 
 def _load_json(path: Path) -> OpGraph:
-    data = read_json(path)
+    data = read_json(path, most_values=MOST_GRAPH_VALUES)
     if is_dnn_partitioning(data):
         return load_dnn_partitioning(path).graph
     if is_node_link(data):

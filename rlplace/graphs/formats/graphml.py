@@ -14,7 +14,7 @@ from xml.parsers import expat
 from xml.sax.saxutils import escape
 
 from rlplace.errors import FileProblem, InvalidValue, refuse_if
-from rlplace.files import LARGEST_JSON_BYTES, MOST_JSON_VALUES, parse_json, read_plain, write_text_atomic
+from rlplace.files import LARGEST_JSON_BYTES, MOST_GRAPH_VALUES, parse_json, read_plain, write_text_atomic
 from rlplace.graphs.formats.networkx_graph import EDGE_NAMES, NODE_NAMES, SCHEMA, from_networkx, to_networkx
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.records import described
@@ -117,7 +117,7 @@ class _Reader:
     def read(self, content: bytes) -> nx.DiGraph[Any]:
         import networkx as nx
 
-        if content.count(b"=") > MOST_JSON_VALUES:  # before an element is made of all its attributes
+        if content.count(b"=") > MOST_GRAPH_VALUES:  # before an element is made of all its attributes
             raise self._too_many()
         try:
             self.parser.Parse(content, True)
@@ -147,7 +147,7 @@ class _Reader:
         parent = self.stack[-1] if self.stack else ""
         self.stack.append(element)
         self.num_values += 8 if element in ("node", "edge") else 1  # by what it takes in memory
-        if self.num_values > MOST_JSON_VALUES:
+        if self.num_values > MOST_GRAPH_VALUES:
             raise self._too_many()
         if len(self.stack) > _DEEPEST:
             raise FileProblem(self.path, f"elements nested {_DEEPEST} deep, expected those of a graph.")
@@ -244,12 +244,12 @@ class _Reader:
         """The entries of a list in JSON; all of the file count together, since a default may be that of every node."""
         self.num_values += 1 + sum(map(text.count, ",[{"))
         self.num_characters += len(text)
-        if self.num_values > MOST_JSON_VALUES or self.num_characters > LARGEST_JSON_BYTES:
+        if self.num_values > MOST_GRAPH_VALUES or self.num_characters > LARGEST_JSON_BYTES:
             raise self._too_many()
-        return parse_json(text, f"{self.path}, {name}")
+        return parse_json(text, f"{self.path}, {name}", most_values=MOST_GRAPH_VALUES)
 
     def _too_many(self) -> FileProblem:
-        return FileProblem(self.path, f"XML with too many values, expected at most {MOST_JSON_VALUES:,}.")
+        return FileProblem(self.path, f"XML with too many values, expected at most {MOST_GRAPH_VALUES:,}.")
 
     def _need(self, attributes: dict[str, str], name: str) -> str:
         if name not in attributes:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from rlplace.errors import FileProblem, InvalidValue, refuse_if
-from rlplace.files import read_json, read_plain, write_json_atomic
+from rlplace.files import MOST_GRAPH_VALUES, read_json, read_plain, write_json_atomic
 from rlplace.graphs.opgraph import (
     BACKWARD,
     FORWARD,
@@ -217,7 +217,9 @@ def load_dnn_partitioning(path: str | os.PathLike[str]) -> DnnPartitioning:
         InvalidValue: a field is missing, of the wrong type or out of range, an edge names no node, a source's edges
             differ in cost, the graph has a cycle, or a class cannot run anywhere; it names the field.
     """
-    return parse_dnn_partitioning(read_json(path, largest_bytes=LARGEST_FILE_BYTES), where=os.fspath(path))
+    return parse_dnn_partitioning(
+        read_json(path, largest_bytes=LARGEST_FILE_BYTES, most_values=MOST_GRAPH_VALUES), where=os.fspath(path)
+    )
 
 
 def parse_dnn_partitioning(document: object, *, where: str = "workload") -> DnnPartitioning:

@@ -143,15 +143,20 @@ def store_in(file: int, count: int) -> Store:
 
 
 def torchrun_store(prefix: str) -> Store:
-    """The store of torchrun, which started this process or one that this one was started by.
+    """The store of torchrun, which started this process or one that this one was started by; values are signed.
 
     Args:
         prefix: of keys that nobody else uses.
     """
     from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+    from rlplace.measure.hosts.signed_store import SignedStore, own_secret
+
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return PrefixStore(prefix, TCPStore(address, port, is_master=False, timeout=LATEST, wait_for_workers=False))
+    store = TCPStore(address, port, is_master=False, timeout=LATEST, wait_for_workers=False)
+    secret = own_secret()
+    assert secret is not None, "who started this process has joined the other ranks"
+    return PrefixStore(prefix, SignedStore(store, secret))
 
 
 def make_group(

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from rlplace.errors import refuse_if
-from rlplace.files import read_json, write_json_atomic
+from rlplace.files import MOST_GRAPH_VALUES, read_json, write_json_atomic
 from rlplace.records import Count, FirstSchema, Seconds, read_record, record
 
 SCHEMA: Final = 1
@@ -263,5 +263,9 @@ def load_explanation(path: str | os.PathLike[str]) -> Explanation:
         FileProblem: no such file, or not JSON.
         InvalidValue, UnknownName: a malformed field.
     """
-    data = read_json(path, hint="Expected an explanation, as `rlplace train` leaves it in a run folder.")
+    data = read_json(
+        path,
+        most_values=MOST_GRAPH_VALUES,
+        hint="Expected an explanation, as `rlplace train` leaves it in a run folder.",
+    )
     return Explanation.from_dict(data, str(path))

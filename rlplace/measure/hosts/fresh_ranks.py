@@ -49,9 +49,10 @@ class FreshRanks:
     def __init__(self, nodes: Nodes, job: str, options: dict[str, Any] | None = None) -> None:
         self._nodes, self._job = nodes, job
         asked = json.dumps([job, options or {}])
-        self._key = f"{_COUNT}/{nodes.store.add(_COUNT, 0) + 1}"
+        number = _number(nodes, _COUNT) + 1
+        self._key = f"{_COUNT}/{number}"
         nodes.store.set(self._key, asked)
-        nodes.store.add(_COUNT, 1)
+        nodes.store.set(_COUNT, str(number))
         self._signs = dict.fromkeys(range(1, nodes.num_ranks), (0, time.monotonic()))  # by rank: the last, and when
         self._process = _Process(asked)
 
@@ -96,7 +97,7 @@ class FreshRanks:
     def _look_for_signs(self) -> None:
         now_s = time.monotonic()
         for rank, (count, at_s) in self._signs.items():
-            found = self._nodes.store.add(f"{self._key}/signs/{rank}", 0)
+            found = _number(self._nodes, f"{self._key}/signs/{rank}")
             if found > count:
                 self._signs[rank] = found, now_s
             elif now_s > at_s + LOST_AFTER_S:
@@ -117,9 +118,10 @@ def serve(nodes: Nodes) -> None:
 
     def follow() -> None:
         done = 0
-        with contextlib.suppress(RuntimeError):  # torchrun's store is gone: it ends this process
+        # torchrun's store is gone, which ends this process; or a value is not ours: this rank gives no more sign then
+        with contextlib.suppress(RuntimeError, RunnerError):
             while not nodes.is_over:
-                if nodes.store.add(_COUNT, 0) > done:
+                if _number(nodes, _COUNT) > done:
                     done += 1
                     threading.Thread(target=_take_part, args=(nodes, f"{_COUNT}/{done}"), daemon=True).start()
                 time.sleep(_LOOKS_EVERY_S)
@@ -127,11 +129,20 @@ def serve(nodes: Nodes) -> None:
     threading.Thread(target=follow, name="rlplace jobs", daemon=True).start()
 
 
+def _number(nodes: Nodes, key: str) -> int:
+    """A number that one rank counts up in the store, where others cannot; 0 before it begins."""
+    return int(nodes.store.get(key)) if nodes.store.check([key]) else 0
+
+
 def _take_part(nodes: Nodes, key: str) -> None:
-    store = nodes.store
-    with contextlib.suppress(RuntimeError), contextlib.closing(_Process(store.get(key).decode())) as process:
+    store, signs = nodes.store, 0
+    with (
+        contextlib.suppress(RuntimeError, RunnerError),
+        contextlib.closing(_Process(store.get(key).decode())) as process,
+    ):
         while process.running.poll() is None and not store.check([f"{key}/over"]) and not nodes.is_over:
-            store.add(f"{key}/signs/{nodes.rank}", 1)
+            signs += 1
+            store.set(f"{key}/signs/{nodes.rank}", str(signs))
             time.sleep(_LOOKS_EVERY_S)
         if process.running.poll():
             said = process.answers.read().decode().partition(_FAILED)[2].strip()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from rlplace.errors import InvalidValue, check_known, refuse_if
-from rlplace.records import AtLeastOne, Count, NotNegative, Positive, Whole, record
+from rlplace.records import AtLeastOne, Count, NotNegative, Number, Whole, record
 from rlplace.say import counted
 
 if TYPE_CHECKING:
@@ -33,6 +33,18 @@ def _printable(name: str) -> str:
     return name
 
 
+def _rate(value: float) -> float:
+    if 0 < value < LEAST_RATE:
+        raise ValueError(f"at least {LEAST_RATE:g} where it is not 0")
+    return value
+
+
+LEAST_RATE = 1e-3
+"""Of a second: with less, a step of large tensors takes longer than a float can say."""
+Rate = Annotated[NotNegative, AfterValidator(_rate)]
+LONGEST_S = 1e6
+Delay = Annotated[Number, Field(ge=0, le=LONGEST_S)]
+"""Of one op or transfer, in seconds."""
 Printable = Annotated[str, Field(max_length=1000), AfterValidator(_printable)]
 """Names are shown in terminals and written into programs: a stranger's host file may hold any letters."""
 
@@ -67,11 +79,11 @@ class Device:
     dispatcher: Printable = ""
     """Devices with the same dispatcher share one launcher (a thread, an interpreter lock); with `""`, launches take no
     time."""
-    peak_flops_per_s: dict[str, NotNegative] = field(default_factory=dict)
+    peak_flops_per_s: dict[str, Rate] = field(default_factory=dict)
     """Peak FLOP/s by dtype name (`float32`, `bfloat16`, ...), for estimated costs."""
-    memory_bandwidth_bytes_per_s: NotNegative = 0.0
+    memory_bandwidth_bytes_per_s: Rate = 0.0
     """Peak memory bandwidth, for estimated costs."""
-    launch_s: NotNegative = 0.0
+    launch_s: Delay = 0.0
     """Shortest time of an op on the device, for estimated costs."""
     cores: Annotated[tuple[Count, ...], Field(max_length=4096)] = ()
     """CPU cores to which the device's thread is pinned; on the CPU an op has one thread per core."""
@@ -89,6 +101,12 @@ class Device:
 
     def __post_init__(self) -> None:
         refuse_if(
+            self.context_bytes > self.memory_bytes,
+            "context_bytes",
+            self.context_bytes,
+            f"at most memory_bytes, {self.memory_bytes}",
+        )
+        refuse_if(
             len(set(self.cores)) != len(self.cores),
             "cores",
             f"{len(self.cores)} of them, some twice",
@@ -103,8 +121,8 @@ class Link:
     """One direction of a wire or bus; a half-duplex medium is one link in the routes of both directions."""
 
     name: Printable
-    bandwidth_bytes_per_s: Positive
-    latency_s: NotNegative = 0.0
+    bandwidth_bytes_per_s: Annotated[Rate, Field(gt=0)]
+    latency_s: Delay = 0.0
 
 
 @record(frozen=True)
@@ -126,6 +144,10 @@ class Route:
     """The destination device runs no op during a transfer (a CPU core makes the copy itself)."""
 
 
+def _listed(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else names
+
+
 @record(frozen=True)
 class Host:
     """Devices, links and routes; immutable, with a fingerprint."""
@@ -134,9 +156,9 @@ class Host:
     devices: Annotated[tuple[Device, ...], Field(min_length=1)]
     links: tuple[Link, ...] = ()
     routes: tuple[Route, ...] = ()
-    dispatch_s: NotNegative = 0.0
+    dispatch_s: Delay = 0.0
     """Time of a dispatcher to launch one op, in seconds."""
-    copy_dispatch_s: NotNegative = 0.0
+    copy_dispatch_s: Delay = 0.0
     """Time of the destination's dispatcher to launch one transfer, in seconds."""
     dispatch_order: DispatchOrder = "plan"
     """`plan`: a dispatcher is one thread that launches in plan order. `request`: a dispatcher is a lock; the thread of
@@ -157,22 +179,26 @@ class Host:
         names, links = [device.name for device in self.devices], [link.name for link in self.links]
         for field_, given in (("devices", names), ("links", links)):
             refuse_if(len(set(given)) != len(given), field_, given, "unique names")
-        known = {"device": dict.fromkeys(names), "link": dict.fromkeys(links)}
-        named = [
-            *(("device", f"devices[{k}].members", each) for k, one in enumerate(self.devices) for each in one.members),
-            *(("device", f"routes[{k}].source", route.source) for k, route in enumerate(self.routes)),
-            *(("device", f"routes[{k}].destination", route.destination) for k, route in enumerate(self.routes)),
-            *(("link", f"routes[{k}].links", link) for k, route in enumerate(self.routes) for link in route.links),
-        ]
-        for kind, at, name in named:
-            check_known(f"{kind} in {at}", name, known[kind])
+        for k, device in enumerate(self.devices):
+            for name in device.members:
+                check_known(f"device in devices[{k}].members", name, dict.fromkeys(names))
+        # sets first: of a thousand devices there are a million routes
+        for field_, known, named in (
+            ("source", names, {route.source for route in self.routes}),
+            ("destination", names, {route.destination for route in self.routes}),
+            ("links", links, {link for route in self.routes for link in route.links}),
+        ):
+            for name in named - set(known):
+                at = next(k for k, each in enumerate(self.routes) if name in _listed(getattr(each, field_)))
+                kind = "link" if field_ == "links" else "device"
+                check_known(f"{kind} in routes[{at}].{field_}", name, dict.fromkeys(known))
         pairs = {(route.source, route.destination) for route in self.routes}
         refuse_if(len(pairs) != len(self.routes), "routes", "two routes for one pair of devices", "one route a pair")
-        for source, destination in permutations(names, 2):
-            if (source, destination) not in pairs:
-                raise InvalidValue(
-                    "routes", f"nothing from {source!r} to {destination!r}", "a route for every ordered pair of devices"
-                )
+        if len(pairs) - sum((name, name) in pairs for name in names) < len(names) * (len(names) - 1):
+            source, destination = next(each for each in permutations(names, 2) if each not in pairs)
+            raise InvalidValue(
+                "routes", f"nothing from {source!r} to {destination!r}", "a route for every ordered pair of devices"
+            )
         rows = self.corun_slowdown
         refuse_if(
             rows and {len(rows), *map(len, rows)} != {len(names)},

@@ -31,8 +31,8 @@ from pydantic import Field
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName, check_known, refuse_if
 from rlplace.files import parse_json, read_plain, write_text_atomic
-from rlplace.measure.hosts.host import Device, Host, Link, Route
-from rlplace.records import FirstSchema, NotNegative, Positive, Whole, described, read_record, record
+from rlplace.measure.hosts.host import Delay, Device, Host, Link, Rate, Route
+from rlplace.records import FirstSchema, Whole, described, make_record, of_checked, read_record, record
 
 ENDINGS = (".json", ".yaml", ".yml")
 
@@ -95,8 +95,8 @@ class Wiring:
 
     name: str
     """The kind of links, e.g. `nvlink`; sources are cited under it."""
-    bandwidth_bytes_per_s: Positive
-    latency_s: NotNegative = 0.0
+    bandwidth_bytes_per_s: Annotated[Rate, Field(gt=0)]
+    latency_s: Delay = 0.0
     pairs: tuple[tuple[str, ...], ...] = ()
     """Pairs of device names."""
     ports: tuple[str, ...] = ()
@@ -127,17 +127,16 @@ class DeviceEntry(Device):
 
 
 @record(frozen=True)
-class HostFile:
-    """The fields of a host file that may have a short form, and those that no host has."""
+class HostFile(Host):
+    """A host as a host file has it: some fields in a short form, and some that no host has."""
 
-    devices: tuple[DeviceEntry, ...]
-    links: tuple[Link, ...] = ()
-    routes: tuple[Route, ...] = ()
+    devices: Annotated[tuple[DeviceEntry, ...], Field(min_length=1)]
     topology: tuple[Wiring, ...] = ()
     schema: FirstSchema = 1
-    fingerprint: str | None = None
+    fingerprint: str | None = None  # type: ignore[assignment]  # what the file says, not what it is
 
     def __post_init__(self) -> None:
+        """Not the checks of `Host`: it is made of this, spelled out."""
         if (count := sum(entry.count or 1 for entry in self.devices)) > _MOST_DEVICES:
             raise InvalidValue("devices", count, f"at most {_MOST_DEVICES}")
 
@@ -156,14 +155,13 @@ def host_from_dict(data: object, where: str) -> Host:
     """
     if not isinstance(data, Mapping):
         raise InvalidValue("host", described(data), "a mapping of fields", where=where)
-    short = {each.name for each in fields(HostFile)} & set(data)
-    file = read_record(HostFile, {name: data[name] for name in short}, where)
-    devices = [device for entry in file.devices for device in entry.devices()]
+    file = read_record(HostFile, data, where)
+    devices = tuple(device for entry in file.devices for device in entry.devices())
     links, laid = lay_routes(file.topology, [device.name for device in devices], where)
     given = {(route.source, route.destination) for route in file.routes}
     routes = (*file.routes, *(route for route in laid if (route.source, route.destination) not in given))
     spelled_out = {"devices": devices, "links": (*file.links, *links), "routes": routes}
-    host = read_record(Host, {name: data[name] for name in data if name not in short} | spelled_out, where)
+    host = make_record(Host, where, **{each.name: getattr(file, each.name) for each in fields(Host)} | spelled_out)
     refuse_if(
         file.fingerprint not in (None, host.fingerprint),
         "fingerprint",
@@ -322,8 +320,11 @@ def lay_routes(
         )
         for pair, names in _routes_of(wiring, dict.fromkeys(devices), where, at).items():
             if pair not in routes:
-                routes[pair] = Route(*pair, names)
-                links.update((name, Link(name, wiring.bandwidth_bytes_per_s, wiring.latency_s)) for name in names)
+                facts = {"source": pair[0], "destination": pair[1], "links": names}
+                routes[pair] = of_checked(Route, facts | {"blocks_source": False, "blocks_destination": False})
+                for name in names:
+                    if name not in links:
+                        links[name] = Link(name, wiring.bandwidth_bytes_per_s, wiring.latency_s)
     return tuple(links.values()), tuple(routes.values())
 
 
@@ -338,10 +339,11 @@ def _routes_of(wiring: Wiring, devices: Collection[str], where: str, at: str) ->
     if wiring.root:
         _check_device(wiring.root, devices, where, f"{at}.root")
         refuse_if(wiring.root in port_of, f"{at}.root", wiring.root, "a device that is at no port", where=where)
-    for source, destination in permutations([*port_of, *([wiring.root] if wiring.root else [])], 2):
-        up = (f"{wiring.name}:{port_of[source]}:up",) if source in port_of else ()
-        down = (f"{wiring.name}:{port_of[destination]}:down",) if destination in port_of else ()
-        wires[source, destination] = up + down
+    ends = [*port_of, *([wiring.root] if wiring.root else [])]
+    up = {name: (f"{wiring.name}:{port_of[name]}:up",) if name in port_of else () for name in ends}
+    down = {name: (f"{wiring.name}:{port_of[name]}:down",) if name in port_of else () for name in ends}
+    for source, destination in permutations(ends, 2):
+        wires[source, destination] = up[source] + down[destination]
     return wires
 
 

@@ -7,6 +7,7 @@ the facts of every rank, of which `nodes_host` makes the devices of a host. No o
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import os
 import platform
@@ -14,10 +15,12 @@ import re
 import secrets
 import socket
 import struct
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +82,7 @@ class Nodes:
         machine: name of its machine; unique.
         address: of its machine, on the interface between machines.
         interface: name of that interface on this machine.
-        store: of all ranks, for messages under keys that nobody else uses.
+        store: of all ranks, for messages under keys that nobody else uses; what these ranks did not write is refused.
         secret: known to these ranks alone, for connections between them.
         facts: of each rank.
     """
@@ -194,13 +197,15 @@ def _joined() -> Nodes:
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
+    from rlplace.measure.hosts.signed_store import SignedStore, derived
+
     rank, num_ranks, local_rank, num_local = (int(os.environ[name]) for name in VARIABLES[:4])
     try:
         store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=COMES_WITHIN_S)))
         session, secret = _welcome_all(store, num_ranks) if rank == 0 else _await_welcome(store, rank)
     except (RuntimeError, OSError) as error:  # of PyTorch: DistStoreError, DistNetworkError
         raise RunnerError(_unreachable(error)) from error
-    store = PrefixStore(f"rlplace/{session}", store)
+    store = PrefixStore(f"rlplace/{session}", SignedStore(store, secret))
     group = os.environ.get("GROUP_RANK", str(rank // num_local))
     interface, address = _interface_to(os.environ["MASTER_ADDR"])
     known = _gather(store, rank, num_ranks, "where", [group, socket.gethostname().partition(".")[0], address])
@@ -211,8 +216,9 @@ def _joined() -> Nodes:
     own = _own_facts(names[rank], address, interface, local_rank, num_local)
     facts = [RankFacts(**each) for each in _gather(store, rank, num_ranks, "facts", asdict(own))]
     facts = [RankFacts(**(asdict(each) | {"cores": tuple(each.cores)})) for each in facts]
+    proof = derived(secret, "connections")
     return Nodes(
-        rank, num_ranks, local_rank, num_local, names[rank], address, interface, store, secret, facts=tuple(facts)
+        rank, num_ranks, local_rank, num_local, names[rank], address, interface, store, proof, facts=tuple(facts)
     )
 
 
@@ -226,40 +232,68 @@ def _unreachable(error: Exception) -> str:
 
 
 def _welcome_all(store: Store, num_ranks: int) -> tuple[str, bytes]:
-    """Rank 0: gives every rank a name for this session, and a secret.
+    """Rank 0: gives every rank a name for this session, and sees that all know one secret.
 
     torchrun's store outlives the processes: after a restart it holds what those before have written, and neither the
     number of restarts nor that of ranks is the same on all machines, or new. So each rank writes a random word, and
-    only the answer to this very word counts.
+    only the answer to this very word counts. The store is everybody's: the answer is signed, and the secret not in it.
+
+    Raises:
+        InvalidValue: a rank has no secret, or another one.
+        RunnerError: a rank did not come.
     """
+    from rlplace.measure.hosts.signed_store import Gift, SignedStore, code, keep_secret, own_secret
     from rlplace.measure.timing.race import looks  # it needs arrays: the command line begins without them
 
-    session, secret = secrets.token_hex(8), secrets.token_bytes(32)
-    answer, welcomed = json.dumps([session, secret.hex()]), set()
-    waiting = set(range(1, num_ranks))
-    for _ in looks(COMES_WITHIN_S):
-        for rank in sorted(waiting):
-            if store.check([f"rlplace/{session}/came/{rank}"]):
-                waiting.discard(rank)
-            elif store.check([f"rlplace/hello/{rank}"]):
-                word = store.get(f"rlplace/hello/{rank}").decode()
-                if word not in welcomed:
-                    store.set(f"rlplace/welcome/{word}", answer)
-                    welcomed.add(word)
-        if not waiting:
-            return session, secret
-        time.sleep(_LOOKS_EVERY_S)
+    session, given, welcomed = secrets.token_hex(8), own_secret(), set()
+    with contextlib.closing(Gift()) as gift:
+        secret, place = (gift.secret, gift.place) if given is None else (given, "")
+        signed, waiting = SignedStore(store, secret), set(range(1, num_ranks))
+        for _ in looks(COMES_WITHIN_S):
+            for rank in sorted(waiting):
+                if store.check([f"rlplace/{session}/refused/{rank}"]):
+                    raise _unlike(rank)
+                if store.check([f"rlplace/{session}/came/{rank}"]):
+                    signed.get(f"rlplace/{session}/came/{rank}")
+                    waiting.discard(rank)
+                elif store.check([f"rlplace/hello/{rank}"]):
+                    word = store.get(f"rlplace/hello/{rank}").decode()
+                    if word not in welcomed:
+                        proof = code(secret, f"welcome/{word}", session.encode()).hex()
+                        store.set(f"rlplace/welcome/{word}", json.dumps([session, place, proof]))
+                        welcomed.add(word)
+            if not waiting:
+                keep_secret(secret)
+                return session, secret
+            time.sleep(_LOOKS_EVERY_S)
     missing = ", ".join(map(str, sorted(waiting)))
     raise RunnerError(f"of {num_ranks} ranks, these did not come within {COMES_WITHIN_S:g} s: {missing}")
 
 
 def _await_welcome(store: Store, rank: int) -> tuple[str, bytes]:
-    """Another rank: the session and the secret that rank 0 chose."""
+    """Another rank: the session that rank 0 chose, and the secret.
+
+    Raises:
+        InvalidValue: this rank has no secret, or another one than rank 0.
+    """
+    from rlplace.measure.hosts.signed_store import Gift, SignedStore, code, keep_secret, own_secret
+
     word = secrets.token_hex(16)
     store.set(f"rlplace/hello/{rank}", word)
-    session, secret = json.loads(store.get(f"rlplace/welcome/{word}"))
-    store.set(f"rlplace/{session}/came/{rank}", "1")
-    return session, bytes.fromhex(secret)
+    session, place, proof = (str(each) for each in json.loads(store.get(f"rlplace/welcome/{word}")))
+    secret = own_secret() or Gift.taken(place)
+    if secret is None or not hmac.compare_digest(code(secret, f"welcome/{word}", session.encode()).hex(), proof):
+        store.set(f"rlplace/{session}/refused/{rank}", "1")
+        raise _unlike(rank)
+    SignedStore(store, secret).set(f"rlplace/{session}/came/{rank}", "1")
+    keep_secret(secret)
+    return session, secret
+
+
+def _unlike(rank: int) -> InvalidValue:
+    from rlplace.measure.hosts.signed_store import HINT, SECRET
+
+    return InvalidValue(SECRET, f"another, or none, of rank {rank}", "one that all ranks know", hint=HINT)
 
 
 def _gather(store: Store, rank: int, num_ranks: int, name: str, value: Any) -> list[Any]:
@@ -287,6 +321,49 @@ def _machine_names(known: Sequence[tuple[str, str]]) -> list[str]:
     clean = {group: re.sub(r"[^A-Za-z0-9_.-]", "-", name) or "machine" for group, name in known}
     names = list(clean.values())
     return [clean[group] if names.count(clean[group]) == 1 else f"{clean[group]}-{group}" for group, _ in known]
+
+
+MOST_STRANGERS = 64
+"""Connections of which nothing is known yet; the oldest makes room for the next."""
+_PAUSE_S = 0.1
+
+
+def accept_all(server: socket.socket, serve: Callable[[socket.socket, Callable[[], None]], None]) -> None:
+    """Serves each connection in a thread of its own until the server is closed.
+
+    Anyone can connect, say nothing, and stay: such connections cost a few descriptors, and keep nobody out.
+
+    Args:
+        server: listens.
+        serve: called with a connection, which it closes, and with a function to call once the other side is known.
+    """
+    strangers: dict[socket.socket, None] = {}  # in the order in which they came
+    lock = threading.Lock()
+
+    def forget(accepted: socket.socket) -> None:
+        with lock:
+            strangers.pop(accepted, None)
+
+    def run(accepted: socket.socket) -> None:
+        try:
+            serve(accepted, partial(forget, accepted))
+        finally:
+            forget(accepted)
+
+    while server.fileno() >= 0:
+        try:
+            accepted, _ = server.accept()
+        except OSError:  # it was closed, the other side has gone, or this process has no descriptor left
+            time.sleep(_PAUSE_S)
+            continue
+        with lock:
+            if len(strangers) >= MOST_STRANGERS:
+                oldest = next(iter(strangers))
+                del strangers[oldest]
+                with contextlib.suppress(OSError):  # its thread closes it
+                    oldest.shutdown(socket.SHUT_RDWR)
+            strangers[accepted] = None
+        threading.Thread(target=run, args=(accepted,), daemon=True).start()
 
 
 def _is_loopback(address: str) -> bool:

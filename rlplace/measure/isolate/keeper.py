@@ -7,31 +7,32 @@ rank 0 makes all connections, to the address of the chosen interface; both sides
     rank 0's process                             keeper of a machine
       |  ---- "" ---------------------------->  |   for each fleet: it ends its workers there with this connection
       |  ---- a name ------------------------>  |   for each worker: connections that it inherits, for messages
-      |  ---- number, a method of `_Kept` --->  |   on the connection of the fleet, any number of times
+      |  ---- number, one of `ASKED`, args -->  |   on the connection of the fleet, any number of times
       |  <------------- number, True, result --  |
       |  <------------- number, False, why ----  |
 
-A keeper reads no packed object, and runs no op: whatever a placement does ends a worker, and not its keeper.
+All of these are JSON: a keeper reads no packed object, and runs no op. Whatever a placement does ends a worker, and not
+its keeper. Only a worker reads programs, from connections that were proved before it inherited them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import mmap
 import os
 import socket
-import struct
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from rlplace.errors import DeviceLost, RunnerError
+from rlplace.errors import DeviceLost, RunnerError, check_known
 from rlplace.measure.execute.shared_memory import Arena
-from rlplace.measure.hosts.nodes import Nodes, join
+from rlplace.measure.hosts.nodes import Nodes, accept_all, join
 from rlplace.measure.isolate.messages import Board
 from rlplace.measure.isolate.packing import Packed, Section, shared_file
 from rlplace.measure.isolate.worker import Meeting, WorkerProcess, has_run
@@ -44,6 +45,10 @@ _CUT_S = 1.0
 """After which it is cut off: its network may come back."""
 _ENDS_EVERY_S = 0.5
 _CHUNK_BYTES = 1 << 22
+_MOST_BYTES = 1 << 26
+"""Of a message, the stacks of a worker included."""
+ASKED = ("lacks", "fill", "start", "look", "write_stacks", "stacks", "end")
+"""Methods of `_Kept` that the other side may ask for."""
 _PORT = "port of the keeper/{}"
 """Its key in the store."""
 _FAILURES = (OSError, EOFError, AuthenticationError)
@@ -51,13 +56,14 @@ _FAILURES = (OSError, EOFError, AuthenticationError)
 
 
 class State(NamedTuple):
-    """A worker, as its keeper sees it."""
+    """A worker, as its keeper sees it; plain data."""
 
     held_bytes: int = 0
     return_code: int | None = None
     is_stopped: bool = False
     has_lost_siblings: bool = False
-    board: bytes = b""
+    board: str = ""
+    """Its bytes, as hexadecimal digits."""
     clock_s: float = 0.0
     """`time.monotonic` of its machine; of a state that was received, how much less that shows than this one's."""
 
@@ -90,16 +96,17 @@ class _Keeping:
         self.packed = Packed()
 
     def serve(self, server: socket.socket) -> None:
-        while True:
-            accepted, _ = server.accept()
-            threading.Thread(target=self._admit, args=(accepted,), daemon=True).start()
+        """Returns when the server is closed."""
+        accept_all(server, self.admit)
 
-    def _admit(self, accepted: socket.socket) -> None:
+    def admit(self, accepted: socket.socket, is_known: Callable[[], None]) -> None:
+        """Serves a connection that proves itself, as `accept_all` asks for."""
         with contextlib.suppress(*_FAILURES):
             connection = _proved(accepted, self._secret, asks_first=True)
-            if name := connection.recv():
+            is_known()
+            if name := _received(connection):
                 self.waiting[name] = connection
-                connection.send(name)
+                _send(connection, name)
                 return
             with contextlib.closing(connection), contextlib.closing(_Kept(self, connection)) as kept:
                 kept.serve()
@@ -117,13 +124,14 @@ class _Kept:
     def serve(self) -> None:
         """Answers until the other side closes the connection, or is gone."""
         while True:
-            number, name, *given = self._connection.recv()
+            number, name, *given = _received(self._connection)
             answer: tuple[int, bool, Any]
             try:
+                check_known("question", name, ASKED)
                 answer = number, True, getattr(self, name)(*given)
             except Exception as error:
                 answer = number, False, f"{type(error).__name__}: {error}"
-            self._connection.send(answer)
+            _send(self._connection, answer)
 
     def lacks(self, name: str, index: Section) -> bool:
         """Whether a packed setup has to be sent: `fill` comes next then."""
@@ -149,26 +157,29 @@ class _Kept:
             self._workers[rank] = _KeptWorker(
                 self._packed,
                 (rank, self._arena.file, -1, *link) if link else (),
-                meeting=meeting,
+                meeting=(str(meeting[0]), str(meeting[1])) if meeting else (),
                 messages=messages,
                 cores=usable_cores(),
                 has_folder=has_folder,
             )
         return self._workers[rank].pid
 
-    def look(self) -> dict[int, State]:
+    def look(self) -> list[tuple[int, State]]:
         """The state of each worker."""
-        return {
-            rank: State(
-                worker.look_at_memory(),
-                worker.return_code if worker.has_ended else None,
-                worker.is_stopped,
-                worker.has_lost_siblings(),
-                bytes(worker.board),
-                time.monotonic(),
+        return [
+            (
+                rank,
+                State(
+                    worker.look_at_memory(),
+                    worker.return_code if worker.has_ended else None,
+                    worker.is_stopped,
+                    worker.has_lost_siblings(),
+                    bytes(worker.board).hex(),
+                    time.monotonic(),
+                ),
             )
             for rank, worker in self._workers.items()
-        }
+        ]
 
     def write_stacks(self, rank: int) -> None:
         self._workers[rank].write_stacks()
@@ -297,7 +308,7 @@ class Keeper:
 
     def look(self) -> None:
         """Waits for the present state of its workers."""
-        self._note(self.ask("look") or {})
+        self._note(self.ask("look") or [])
 
     def close(self) -> None:
         """Lets go of it: it ends its workers."""
@@ -305,22 +316,22 @@ class Keeper:
 
     def _send(self, name: str, *given: Any) -> int:
         self._num_asked += 1
-        self._connection.send((self._num_asked, name, *given))
+        _send(self._connection, (self._num_asked, name, *given))
         return self._num_asked
 
-    def _note(self, told: dict[int, State]) -> None:
-        now_s = time.monotonic()
-        self._states |= {rank: each._replace(clock_s=now_s - each.clock_s) for rank, each in told.items()}
+    def _note(self, told: Sequence[tuple[int, Sequence[Any]]]) -> None:
+        now_s, states = time.monotonic(), {rank: State(*each) for rank, each in told}
+        self._states |= {rank: each._replace(clock_s=now_s - each.clock_s) for rank, each in states.items()}
 
     def _answer(self, wanted: int) -> Any:
         """What was answered to this number; Ctrl-C may have left other answers unread."""
         number = 0
         while number != wanted:
             _await(self._connection)
-            number, is_done, result = self._connection.recv()
+            number, is_done, result = _received(self._connection)
             if number == self._look:
                 self._look = 0
-                self._note(result if is_done else {})
+                self._note(result if is_done else [])
         if not is_done:
             raise RunnerError(f"machine {self._machine!r}: {result}")
         return result
@@ -330,10 +341,10 @@ class Keeper:
             port = int(self._nodes.store.get(_PORT.format(self._machine)))
             opened = socket.create_connection((self._address, port), timeout=ANSWERS_WITHIN_S)
             connection = _proved(opened, self._nodes.secret, asks_first=False)
-            connection.send(name)
+            _send(connection, name)
             if name:  # it is known there from now on
                 _await(connection)
-                connection.recv()
+                _received(connection)
         except (*_FAILURES, RuntimeError) as error:  # of torchrun's store: RuntimeError
             raise self._loss(error) from error
         return connection
@@ -414,7 +425,7 @@ class FarWorker(WorkerProcess):
     def _state(self) -> State:
         state = self._keeper.state(self._rank)
         if state.board:
-            self.board.follow(state.board, later_s=state.clock_s)
+            self.board.follow(bytes.fromhex(state.board), later_s=state.clock_s)
         return state
 
 
@@ -427,27 +438,51 @@ def _proved(opened: socket.socket, secret: bytes, *, asks_first: bool) -> Connec
         AuthenticationError: the other side does not know it.
         OSError: it is gone, or takes too long.
     """
-    most_ms, none = int(ANSWERS_WITHIN_S * 1e3), struct.pack("ll", 0, 0)
+    # one deadline for all of the proof: a byte now and then must not keep it going
+    late = threading.Timer(ANSWERS_WITHIN_S, _cut, (opened,))
+    late.daemon = True
     with opened:
         opened.settimeout(None)
         for option, value in (
             (socket.TCP_NODELAY, 1),
             (socket.TCP_KEEPIDLE, 5),
             (socket.TCP_KEEPINTVL, 5),
-            (socket.TCP_USER_TIMEOUT, most_ms),
+            (socket.TCP_USER_TIMEOUT, int(ANSWERS_WITHIN_S * 1e3)),
         ):
             opened.setsockopt(socket.IPPROTO_TCP, option, value)
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", most_ms // 1000, 0))
         connection: Connection[Any, Any] = Connection(os.dup(opened.fileno()))
+        late.start()
         try:
             for step in (deliver_challenge, answer_challenge) if asks_first else (answer_challenge, deliver_challenge):
                 step(connection, secret)
         except BaseException:
             connection.close()
             raise
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, none)
+        finally:
+            late.cancel()
     return connection
+
+
+def _cut(opened: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it is closed
+        opened.shutdown(socket.SHUT_RDWR)
+
+
+def _send(connection: Connection[Any, Any], message: object) -> None:
+    connection.send_bytes(json.dumps(message).encode())
+
+
+def _received(connection: Connection[Any, Any]) -> Any:
+    """A message.
+
+    Raises:
+        OSError: it is too long, or no message.
+    """
+    try:
+        return json.loads(connection.recv_bytes(_MOST_BYTES))
+    except ValueError as error:
+        raise OSError(f"not a message: {error}") from error
 
 
 def _await(connection: Connection[Any, Any]) -> None:

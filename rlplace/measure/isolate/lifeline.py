@@ -12,6 +12,8 @@ import os
 import signal
 import threading
 
+_F_SETSIG = 10  # Linux: the signal that is sent in place of SIGIO
+
 
 def end_with(alive: int) -> None:
     """Has this process end when the other end of the pipe `alive` is closed, from now on.
@@ -22,8 +24,9 @@ def end_with(alive: int) -> None:
         alive: descriptor of the end for reading; only the process that started this one has the other end.
     """
     with contextlib.suppress(OSError):
-        signal.signal(signal.SIGIO, signal.SIG_DFL)  # which ends a process
+        signal.signal(signal.SIGIO, signal.SIG_DFL)  # which ends a process, but not one that is stopped: SIGKILL does
         fcntl.fcntl(alive, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(alive, _F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(alive, fcntl.F_SETFL, fcntl.fcntl(alive, fcntl.F_GETFL) | os.O_ASYNC)
 
     def wait() -> None:
