@@ -253,8 +253,8 @@ def _judged(
 def judge_table(problem: Problem, evaluator: Evaluator, table: Table, config: TrainConfig, say: Say) -> Table:
     """The table with a verdict on its leader, or on one device where the leader is not clearly faster than that.
 
-    The leader runs in a race of its own beside one device and plain PyTorch, with all threads or one, whichever was
-    quicker, and compiled where that is done in time.
+    The leader runs in a race of its own beside one device and plain PyTorch: as it runs by default, with one thread if
+    that was quicker, and compiled where that is done in time.
     """
     simple = {name: table.plans[name] for name in SIMPLE if name in table.plans and table.row(name)["status"] == "ok"}
     words = {name: ONE_DEVICE if name == "single" else f"one {name}" for name in simple}
@@ -266,7 +266,7 @@ def judge_table(problem: Problem, evaluator: Evaluator, table: Table, config: Tr
     if eager["status"] == "ok":
         times_s.append(eager["step_time_s"])
         is_alone = (eager.get("one_thread_s") or math.inf) < eager["step_time_s"]
-        others = {ONE_THREAD: EagerRecipe(num_threads=1)} if is_alone else {EAGER: EagerRecipe()}
+        others = {EAGER: EagerRecipe()} | ({ONE_THREAD: EagerRecipe(num_threads=1)} if is_alone else {})
         if making_s := compiling_s(problem.graph, problem.host, config, max(times_s)):
             others[COMPILED] = EagerRecipe(is_compiled=True, making_s=making_s)
     if evaluator.is_measured:

@@ -46,7 +46,7 @@ from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
 from rlplace.measure.hosts.detect import MOST_PARTS
 from rlplace.measure.placement import check_is_placement
-from rlplace.measure.timing.threads import usable_cores
+from rlplace.measure.timing.threads import intra_op_threads, usable_cores
 from rlplace.records import Described
 
 _log = logging.getLogger(__name__)
@@ -202,6 +202,8 @@ class PlacedGraph:
             self._step.load()
         self._check.check(again, self._constants.now, free)
 
+    # a team of threads that copies inputs would wait for its next work on the cores of the devices, for milliseconds
+    @intra_op_threads(1)
     def run(self, tensors: Sequence[torch.Tensor], number: int) -> Any:
         """The results of the step, as copies; its writes to inputs go to these tensors.
 

@@ -32,7 +32,7 @@ from rlplace.graphs.program import loss_of
 from rlplace.measure.execute.device_threads import Worker
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.timing.race import Timer
-from rlplace.measure.timing.threads import set_intra_op_threads, usable_cores
+from rlplace.measure.timing.threads import intra_op_threads, usable_cores
 
 MAKING_S = 900.0
 """The time limit of compiling a model, or of another way of making a contender; plain PyTorch's own steps have it
@@ -128,16 +128,13 @@ class EagerStep:
             return self._here() if self.worker is None else self._on_worker(self.worker)
 
     def _here(self) -> float:
-        before = torch.get_num_threads()
-        set_intra_op_threads(self._num_threads)
-        try:
-            begin = time.perf_counter()
-            self._step()
-            return time.perf_counter() - begin
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise RunnerError(f"the eager step failed: {error}{cuda.advice(error)}") from error
-        finally:
-            set_intra_op_threads(before)
+        with intra_op_threads(self._num_threads):
+            try:
+                begin = time.perf_counter()
+                self._step()
+                return time.perf_counter() - begin
+            except (RuntimeError, TypeError, ValueError) as error:
+                raise RunnerError(f"the eager step failed: {error}{cuda.advice(error)}") from error
 
     def _on_worker(self, worker: Worker) -> float:
         def job(_: int) -> None:

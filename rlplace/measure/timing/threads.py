@@ -44,6 +44,19 @@ def set_intra_op_threads(count: int) -> None:
 
 
 @contextlib.contextmanager
+def intra_op_threads(count: int) -> Iterator[None]:
+    """While active, the calling thread runs its ops with `count` threads."""
+    import torch
+
+    before = torch.get_num_threads()
+    set_intra_op_threads(count)
+    try:
+        yield
+    finally:
+        set_intra_op_threads(before)
+
+
+@contextlib.contextmanager
 def one_thread_here() -> Iterator[None]:
     """While active, the calling thread runs its own ops alone, and NumPy solves linear systems with one thread.
 
@@ -51,17 +64,14 @@ def one_thread_here() -> Iterator[None]:
     the main thread made in passing would slow every gang. Beside another busy process, a system of 300 unknowns takes
     OpenBLAS ten times as long with two threads as with one, and its last bits depend on their number.
     """
-    import torch
-
-    before, blas = torch.get_num_threads(), _openblas()
+    blas = _openblas()
     blas_before = blas[0]() if blas else 0
-    set_intra_op_threads(1)
     if blas:
         blas[1](1)
     try:
-        yield
+        with intra_op_threads(1):
+            yield
     finally:
-        set_intra_op_threads(before)
         if blas:
             blas[1](blas_before)
 

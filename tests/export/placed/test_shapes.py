@@ -20,6 +20,8 @@ from rlplace.export import PlacedModel, check_export
 from rlplace.graphs import OptimizerSpec, capture
 from rlplace.graphs.optimizers import torch_optimizer
 from rlplace.measure import Problem
+from rlplace.measure.execute.residents import Residents
+from rlplace.measure.timing.threads import intra_op_threads
 
 
 def eager_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, labels: Tensor) -> Tensor:
@@ -48,6 +50,24 @@ def test_the_last_small_batch_trains_as_in_eager(other_shapes: Any, caplog: pyte
         assert said[-1] == "captured inputs of shapes ((3, 6), (3,)): 3 graphs share this placement"
     else:
         assert not said
+
+
+def test_no_team_of_threads_copies_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait for its next work on the cores of the devices, while these run the step."""
+    counts: list[int] = []
+    set_tensor = Residents.set_tensor
+
+    def counted(self: Residents, *args: Any) -> None:
+        counts.append(torch.get_num_threads())
+        set_tensor(self, *args)
+
+    monkeypatch.setattr(Residents, "set_tensor", counted)
+    with intra_op_threads(2), placed(captured(classifier())) as step:
+        ((x, labels),) = batches(1, 5)
+        step.backward(x, targets=labels)
+        assert torch.get_num_threads() == 2
+    assert counts
+    assert set(counts) == {1}
 
 
 @pytest.mark.parametrize("other_shapes", ["capture", "eager"])
