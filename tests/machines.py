@@ -16,6 +16,7 @@ from core_hosts import process_host
 from rlplace.measure.hosts import nodes as nodes_module
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.nodes import Nodes, join
+from rlplace.measure.hosts.signed_store import SECRET
 
 KEEPER = """
 from rlplace.measure.hosts.nodes import join
@@ -49,8 +50,9 @@ def machines(count: int = 2, *, num_local: int = 1) -> Iterator[Machines]:
     facts = {"WORLD_SIZE": count * num_local, "LOCAL_WORLD_SIZE": num_local, "MASTER_ADDR": "127.0.0.1"}
     path = os.pathsep.join(entry for entry in sys.path if os.path.isabs(entry))
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as ends:
-        for name, value in {**facts, "MASTER_PORT": port, "PYTHONPATH": path}.items():
+        for name, value in {**facts, "MASTER_PORT": port, "PYTHONPATH": path, SECRET: ""}.items():
             patch.setenv(name, str(value))
+        patch.delenv(SECRET)  # until this process joins, and then until the end
         others = {}
         for rank in range(count * num_local - 1, -1, -1):
             patch.setenv("RANK", str(rank))

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 import rlplace
+from rlplace import jit
 from rlplace.jit import Block, Floats, IntTable, is_kept, kernel
 
 MODULE = """from rlplace.jit import kernel
@@ -57,6 +59,37 @@ def moved(x):
     return scaled(x) + OFFSET
 """
 ASK = "from rlplace.caller import is_kept, moved; print(is_kept(moved), moved(10))"
+
+
+def test_without_a_folder_that_can_be_written_to_a_kernel_is_compiled_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Nowhere:
+        def __init__(self, function: Callable[..., Any]) -> None:
+            raise RuntimeError(f"cannot cache function {function.__name__!r}: no locator available")
+
+    monkeypatch.setattr(jit, "_Cache", Nowhere)
+    jit._warn_not_kept.cache_clear()
+    with pytest.warns(RuntimeWarning, match="NUMBA_CACHE_DIR") as told:
+        twice, thrice = (jit.kernel(lambda x, k=k: k * x) for k in (2, 3))
+        assert (twice(5), thrice(5)) == (10, 15)
+    assert len(told) == 1
+    jit._warn_not_kept.cache_clear()
+
+
+def test_a_full_disk_stops_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(jit.FunctionCache, "save_overload", full)
+    jit._warn_not_kept.cache_clear()
+    with pytest.warns(RuntimeWarning, match="NUMBA_CACHE_DIR"):
+        assert jit.kernel(_plus_one)(1) == 2
+    jit._warn_not_kept.cache_clear()
+
+
+def _plus_one(x: int) -> int:
+    return x + 1
 
 
 def test_an_edit_of_what_is_compiled_into_a_kernel_is_seen(tmp_path: Path) -> None:

@@ -146,3 +146,8 @@ def test_a_seed_in_range_is_taken_by_everybody(seed: int) -> None:
 def test_any_other_is_refused(seed: int) -> None:
     with pytest.raises(InvalidValue, match=f"train: seed is {seed}, expected a whole number from 0"):
         check_seed(seed, "train")
+
+
+def test_a_text_of_more_values_than_a_parser_can_hold_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(FileProblem, match=r"large.json: JSON with too many values, expected at most 4,000,000"):
+        read_record(list[list[int]], f"[{'[],' * 2_000_000}[]]", "large.json")

@@ -21,6 +21,7 @@ from rlplace.graphs import Constraints, OpGraph, OptimizerSpec, SplitPlan, captu
 from rlplace.graphs.capturing.trace import LossFn
 from rlplace.measure import Costs, Host, Placement, Problem, load_placement, resolve_host, save_placement
 from rlplace.measure.hosts.resolve import check_runs_here
+from rlplace.measure.isolate.isolated_runner import profile_isolated
 from rlplace.records import described
 from rlplace.report.console import Progress, progress_of
 from rlplace.say import Say

@@ -6,6 +6,7 @@ Each figure is the tightest of its own group and of all groups above it, in eith
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
@@ -31,6 +32,12 @@ def ram_bytes(root: Path = SYSTEM) -> int:
     """The memory that this process may use: all of the machine's, or its limit."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(machine, memory_limit_bytes(root) or machine)
+
+
+def free_bytes(root: Path = SYSTEM) -> int:
+    """Memory that processes can take now, at most; all of it where the system does not say."""
+    free = re.search(r"^MemAvailable: *([0-9]+) kB", small_file(root / "proc/meminfo"), re.MULTILINE)
+    return min(ram_bytes(root), int(free[1]) << 10) if free else ram_bytes(root)
 
 
 def cpu_quota(root: Path = SYSTEM) -> float | None:

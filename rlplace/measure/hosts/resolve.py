@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from rlplace.errors import InvalidValue, UnknownName, refuse_if
+from rlplace.measure.hosts.control_groups import free_bytes
 from rlplace.measure.hosts.host import Device, Host, HostKind
 from rlplace.measure.hosts.host_file import ENDINGS, load_host
 from rlplace.measure.hosts.nodes import check_machines, is_here
 from rlplace.measure.timing.threads import usable_cores
+from rlplace.records import Described
+from rlplace.say import format_bytes
 
 PRESETS = Path(__file__).with_name("presets")
 
@@ -161,7 +164,7 @@ def check_present(host: Host) -> None:
     Raises:
         InvalidValue: a GPU that PyTorch does not see, one that is there both whole and in parts, a core that this
             process may not use, or processes that are neither cores nor whole GPUs,
-            or a machine on which torchrun runs no process.
+            a machine on which torchrun runs no process, or more processes than there are cores or memory for.
     """
     if host.is_simulated:
         return
@@ -176,6 +179,8 @@ def check_present(host: Host) -> None:
         hint="Use `cuda`; to simulate this host, set `backend: simulated` on its devices.",
     )
     check_machines(host, where=where)
+    if host.processes and not any(device.machine for device in host.devices):  # else torchrun has started them
+        _check_room(host, where)
     for device in filter(is_here, host.devices):
         if device.backend == "cuda":
             _check_gpu(device, host, where)
@@ -209,6 +214,26 @@ def check_runs_here(host: Host, *, where: str = "measure", instead: str = "simul
         hint=f"A simulated host has no devices to run on: {instead}.",
     )
     check_present(host)
+
+
+PROCESS_BYTES = 300 << 20
+"""Memory of a process that has imported PyTorch and holds no tensor yet, about."""
+
+
+def _check_room(host: Host, where: str) -> None:
+    """Refuses more processes than this machine has room for: a stranger's folder may name any number of them."""
+    counts = Counter(core for device in host.devices for core in device.cores)
+    shared = sorted(core for core, count in counts.items() if count > 1)
+    refuse_if(shared, "cores", shared, "no core of two processes", where=where, hint=HINT)
+    needed, free = host.num_devices * PROCESS_BYTES, free_bytes()
+    refuse_if(
+        needed > free,
+        "devices",
+        Described(f"{host.num_devices} processes, which take {format_bytes(needed)}"),
+        f"what the {format_bytes(free)} of free memory have room for",
+        where=where,
+        hint=HINT,
+    )
 
 
 def _check_gpu(device: Device, host: Host, where: str) -> None:

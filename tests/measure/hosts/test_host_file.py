@@ -275,3 +275,34 @@ def test_mutated_files_load_or_raise_our_errors(tmp_path_factory: pytest.TempPat
     path.write_bytes(text.encode(errors="surrogatepass"))
     with contextlib.suppress(RlplaceError):
         load_host(path)
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "told"),
+    [
+        (("topology", 0, "bandwidth_bytes_per_s"), 1e-300, r"bandwidth_bytes_per_s is 1e-300, expected at least 0.001"),
+        (("topology", 0, "latency_s"), 1e300, r"latency_s is 1e\+300, expected at most 1,000,000"),
+        (("devices", 1, "memory_bandwidth_bytes_per_s"), 1e-300, r"memory_bandwidth_bytes_per_s is 1e-300"),
+        (("devices", 1, "peak_flops_per_s"), {"float32": 1e-300}, r"peak_flops_per_s.float32 is 1e-300"),
+        (("devices", 0, "context_bytes"), 1 << 41, r"context_bytes is 2199023255552, expected at most memory_bytes"),
+    ],
+)
+def test_figures_that_no_step_can_be_simulated_with_are_refused(
+    where: tuple[str, int, str], value: object, told: str
+) -> None:
+    data: Any = copy.deepcopy(COMPACT)
+    table, index, field = where
+    data[table][index][field] = value
+    with pytest.raises(InvalidValue, match=told):
+        host_from_dict(data, "odd.yaml")
+
+
+@pytest.mark.slow
+def test_a_host_of_a_thousand_devices_has_all_its_routes() -> None:
+    facts = {"name": "gpu", "count": 1024, "kind": "gpu", "backend": "simulated", "memory_bytes": 1 << 34}
+    wiring = {"name": "net", "ports": ["gpu:*"], "bandwidth_bytes_per_s": 1e10}
+    host = host_from_dict({"name": "large", "devices": [facts], "topology": [wiring]}, "large.yaml")
+    assert (len(host.devices), len(host.routes), len(host.links)) == (1024, 1024 * 1023, 2 * 1024)
+    assert host.routes[-1] == Route("gpu:1023", "gpu:1022", ("net:gpu:1023:up", "net:gpu:1022:down"))
+    with pytest.raises(InvalidValue, match="at most 1024"):
+        host_from_dict({"name": "larger", "devices": [facts | {"count": 1}, facts]}, "larger.yaml")

@@ -17,8 +17,15 @@ from rlplace.measure.hosts.detect import nodes_host
 from rlplace.measure.hosts.host_file import host_from_dict, host_to_dict
 from rlplace.measure.hosts.nodes import VARIABLES, interfaces, is_here
 from rlplace.measure.hosts.resolve import check_present
+from rlplace.measure.hosts.signed_store import SECRET
 
 TWO = nodes_host(facts_of(["a", "b"]))
+
+
+@pytest.fixture(autouse=True)
+def without_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECRET, "")
+    monkeypatch.delenv(SECRET)
 
 
 def under(monkeypatch: pytest.MonkeyPatch, rank: int = 0) -> None:
@@ -53,7 +60,7 @@ def test_ranks_meet_although_the_store_holds_words_of_a_session_before() -> None
     assert {gathered == [0, 1, 2] for _, gathered in results} == {True}
     (session,) = {name for (name, _), _ in results}
     (secret,) = {key for (_, key), _ in results}
-    assert len(secret) == 32
+    assert len(secret) == 64
     again = at_once([partial(nodes._welcome_all, store, 2), partial(nodes._await_welcome, store, 1)])
     assert again[0] == again[1] != (session, secret)
 

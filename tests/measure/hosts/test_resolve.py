@@ -22,6 +22,7 @@ from rlplace.cli.main import main
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
 from rlplace.graphs import Grouping
 from rlplace.measure import Costs, Device, Host, HostRunner, Link, Problem, Route, Simulator
+from rlplace.measure.hosts import resolve
 from rlplace.measure.hosts.host_file import Wiring, lay_routes, save_host
 from rlplace.measure.hosts.resolve import (
     HOST_WORDS,
@@ -176,6 +177,23 @@ def test_a_step_runs_over_processes_of_cores_or_of_whole_gpus(monkeypatch: pytes
         links, routes = lay_routes([Wiring("pcie", 1e10, 1e-6, ports=names)], names, "test")
         with pytest.raises(InvalidValue, match="over processes of cores, or of whole GPUs"):
             check_present(Host("mixed", tuple(devices), links, routes, processes=True))
+
+
+def test_processes_have_a_core_each_and_memory_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = resolve_host("procs:1")
+    core = host.devices[0]
+    twins = tuple(dataclasses.replace(core, name=f"cpu:{k}") for k in range(127))
+    links, routes = lay_routes([Wiring("ram", 1e10, ports=("cpu:*",))], [each.name for each in twins], "test")
+    stranger = Host("stranger", twins, links, routes, processes=True)
+    with pytest.raises(InvalidValue, match=rf"cores is \[{core.cores[0]}\], expected no core of two processes"):
+        check_present(stranger)
+    unpinned = dataclasses.replace(stranger, devices=tuple(dataclasses.replace(each, cores=()) for each in twins))
+    monkeypatch.setattr(resolve, "free_bytes", lambda: 126 * resolve.PROCESS_BYTES)
+    with pytest.raises(InvalidValue, match=r"devices is 127 processes, which take .* free memory"):
+        check_present(unpinned)
+    monkeypatch.setattr(resolve, "free_bytes", lambda: 127 * resolve.PROCESS_BYTES)
+    check_present(unpinned)
+    check_present(dataclasses.replace(stranger, processes=False))  # threads cost little
 
 
 def test_sends_wait_between_processes_without_a_memory_in_common() -> None:

@@ -7,6 +7,8 @@ import math
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -35,6 +37,7 @@ from rlplace.measure.execute.distributed import connect, torchrun_store
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.rank_processes import RankCrew
 from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.nodes import MOST_STRANGERS
 from rlplace.measure.isolate import keeper as keeper_module
 from rlplace.measure.isolate.fleet import Fleet
 from rlplace.measure.isolate.isolated_runner import IsolatedRunner, packed_setup, profile_isolated
@@ -45,6 +48,29 @@ from rlplace.measure.problem import Plan, Problem
 from rlplace.measure.timing.race import RaceProtocol
 
 GONE_WITHIN_S = 30.0
+STRANGER = """
+import contextlib, json, os, socket, sys
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from torch.distributed import TCPStore
+
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, wait_for_workers=False)
+word = store.get("rlplace/hello/1")
+session, place, proof = json.loads(store.get("rlplace/welcome/" + word.decode()))
+found = [word, session.encode(), bytes.fromhex(session), proof.encode(), bytes.fromhex(proof)]
+with contextlib.suppress(OSError):
+    found.append(open("/proc/" + place, "rb").read())
+for secret in found:
+    opened = socket.create_connection(("127.0.0.1", int(sys.argv[2])))
+    try:
+        connection = Connection(opened.detach())
+        answer_challenge(connection, secret)
+        print("let in")
+    except (AuthenticationError, EOFError, OSError):
+        print("refused")
+"""
+"""Behaves as root only until it has imported PyTorch, which may be of root alone."""
 
 
 class NaivePlanner:
@@ -247,12 +273,69 @@ def test_a_stranger_starts_nothing_and_disturbs_nobody(two: Machines) -> None:
     ):
         with contextlib.closing(Connection(os.dup(wrong.fileno()))) as connection, pytest.raises(AuthenticationError):
             answer_challenge(connection, b"a guess")
-        assert keeper.ask("look") == {}
+        assert keeper.ask("look") == []
         silent.sendall(b"\xff" * 64)
-    assert keeper.ask("look") == {}
+    assert keeper.ask("look") == []
     with pytest.raises(RunnerError, match="KeyError"):
         keeper.ask("stacks", 7)
     keeper.close()
+
+
+def test_strangers_that_stay_keep_nobody_out(two: Machines) -> None:
+    port = int(two.nodes.store.get(f"port of the keeper/{two.nodes.facts[1].machine}"))
+    with contextlib.ExitStack() as idle:
+        for _ in range(3 * MOST_STRANGERS):
+            idle.enter_context(socket.create_connection(("127.0.0.1", port)))
+        keeper = Keeper(two.nodes.facts[1].machine, ["cpu:1"])
+        assert keeper.ask("look") == []
+        open_files = Path(f"/proc/{two.others[1].pid}/fd")
+        until_s = time.monotonic() + GONE_WITHIN_S
+        while len(list(open_files.iterdir())) > 2 * MOST_STRANGERS + 64:
+            assert time.monotonic() < until_s
+            time.sleep(0.05)
+        keeper.close()
+
+
+def test_the_whole_proof_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper_module, "ANSWERS_WITHIN_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as slow:
+        accepted, _ = server.accept()
+        stopped = threading.Event()
+
+        def dribble() -> None:
+            with contextlib.suppress(OSError):
+                while not stopped.wait(0.1):
+                    slow.sendall(b"\0")
+
+        threading.Thread(target=dribble, daemon=True).start()
+        with pytest.raises((OSError, EOFError, AuthenticationError)):
+            keeper_module._proved(accepted, b"secret", asks_first=True)
+        stopped.set()
+
+
+def test_a_keeper_unpacks_nothing_and_does_only_what_is_asked_for(two: Machines) -> None:
+    keeper = Keeper(two.nodes.facts[1].machine, ["cpu:1"])
+    for name in ("close", "__init__", "_keeping", "serve"):
+        with pytest.raises(RunnerError, match="UnknownName"):
+            keeper.ask(name)
+    keeper._connection.send(Path("/"))  # pickled, as by one who knows the secret
+    assert keeper.ask("look") is None
+    assert keeper.lost is not None
+    again = Keeper(two.nodes.facts[1].machine, ["cpu:1"])
+    assert again.ask("look") == []
+    again.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_finds_no_secret_and_starts_nothing(two: Machines, tmp_path: Path) -> None:
+    """It reads all that the store has for it, and tries everything that it found as the secret of the keeper."""
+    port = int(two.nodes.store.get(f"port of the keeper/{two.nodes.facts[1].machine}"))
+    (tmp_path / "stranger.py").write_text(STRANGER)
+    tmp_path.chmod(0o755)
+    words = [sys.executable, str(tmp_path / "stranger.py"), os.environ["MASTER_PORT"], str(port)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env={"PATH": os.environ["PATH"]})
+    assert done.stdout.split() == ["refused"] * len(done.stdout.split())
+    assert len(done.stdout.split()) >= 4
 
 
 def test_a_machine_that_cannot_be_reached_is_lost(two: Machines, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,21 @@ def test_a_process_ends_with_the_other_end_of_its_pipe(then: str) -> None:
         assert child.stdout.readline() == b"begun\n"
         assert child.poll() is None
         os.close(lifeline)
-        assert child.wait(WITHIN_S) in (1, -signal.SIGIO)
+        assert child.wait(WITHIN_S) in (1, -signal.SIGKILL)
+
+
+@pytest.mark.skipif(not IS_LINUX, reason="a thread that is stopped ends nothing")
+def test_a_process_that_is_stopped_ends_too() -> None:
+    alive, lifeline = os.pipe()
+    command = [sys.executable, "-c", CHILD.format(then="import time; time.sleep(600)"), LIFELINE, str(alive)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=[alive]) as child:
+        os.close(alive)
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"begun\n"
+        child.send_signal(signal.SIGSTOP)
+        assert os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT) is not None
+        os.close(lifeline)
+        assert child.wait(WITHIN_S) == -signal.SIGKILL
 
 
 @pytest.mark.slow
