@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlplace.errors import check_known
 from rlplace.graphs import PHASES, OpGraph
+from rlplace.graphs.grouping.coarsen import distinct
 from rlplace.graphs.opgraph import RESIDENT_TARGETS, SOURCE_TARGETS
 from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.measure import Problem
@@ -385,7 +386,7 @@ def group_edges(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64],
     """Source, target, bytes and number of tensors of each edge between groups; a tensor goes to a group once."""
     graph, num_groups = problem.graph, problem.grouping.num_groups
     op_group = problem.grouping.op_group.astype(np.int64)
-    reads = np.unique(graph.input_tensors.astype(np.int64) * max(num_groups, 1) + op_group[graph.edge_op])
+    reads = distinct(graph.input_tensors.astype(np.int64) * max(num_groups, 1) + op_group[graph.edge_op])
     tensor, reader = reads // max(num_groups, 1), reads % max(num_groups, 1)
     producer = op_group[graph.tensor_op[tensor]]
     outside = producer != reader

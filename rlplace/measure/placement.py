@@ -13,6 +13,7 @@ from pydantic import Field
 from rlplace.errors import FingerprintMismatch, InvalidValue, refuse_if
 from rlplace.files import MOST_GRAPH_VALUES, read_json, write_json_atomic
 from rlplace.graphs import OpGraph
+from rlplace.graphs.grouping.coarsen import distinct
 from rlplace.graphs.program import SPLITTABLE, LossKind, SplitPlan
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.hosts.resolve import resolve_host
@@ -306,7 +307,7 @@ def check_plan(graph: OpGraph, num_devices: int, plan: Plan, *, where: str = "pl
             raise InvalidValue(field, int(wrong[0]), f"{what} in 0..{bound - 1}", where=where)
     reader_device = plan.devices[graph.edge_op]
     crossing = reader_device != plan.devices[graph.tensor_op[graph.input_tensors]]
-    needed = np.unique(graph.input_tensors[crossing].astype(np.int64) * num_devices + reader_device[crossing])
+    needed = distinct(graph.input_tensors[crossing].astype(np.int64) * num_devices + reader_device[crossing])
     keys = plan.transfer_tensor.astype(np.int64) * num_devices + plan.transfer_destination
     refuse_if(
         not np.array_equal(np.sort(keys), needed),

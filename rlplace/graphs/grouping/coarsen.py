@@ -327,13 +327,23 @@ def group_edges(graph: OpGraph, roots: Longs, latency_s: float, s_per_byte: floa
         s_per_byte: ... and of each byte.
     """
     n = graph.num_ops
-    tensor, reader = np.divmod(np.unique(graph.input_tensors.astype(np.int64) * n + roots[graph.edge_op]), max(n, 1))
+    tensor, reader = np.divmod(distinct(graph.input_tensors.astype(np.int64) * n + roots[graph.edge_op]), max(n, 1))
     producer = roots[graph.tensor_op[tensor]]
     outside = producer != reader
     pairs, inverse = np.unique(producer[outside] * n + reader[outside], return_inverse=True)
     send_s = latency_s + graph.tensor_bytes[tensor[outside]] * s_per_byte
     weight_s = np.bincount(inverse, weights=send_s, minlength=len(pairs))
     return pairs // max(n, 1), pairs % max(n, 1), weight_s.astype(np.float64)
+
+
+def distinct(keys: Longs) -> Longs:
+    """The distinct values of `keys`, ascending: NumPy 2.4 hashes large numbers first, which takes fifty times as long.
+
+    >>> distinct(np.array([7, 3, 7]))
+    array([3, 7])
+    """
+    ordered = np.sort(keys)
+    return ordered[np.diff(ordered, prepend=ordered[:1] - 1) != 0]
 
 
 def order_edges(graph: OpGraph, roots: Longs) -> Pairs:
@@ -346,7 +356,7 @@ def order_edges(graph: OpGraph, roots: Longs) -> Pairs:
     counts = ~(graph.is_resident & (graph.colocation >= 0))[producer]
     source, target = roots[producer[counts]], roots[graph.edge_op[counts]]
     outside = source != target
-    pairs = np.unique(source[outside] * n + target[outside])
+    pairs = distinct(source[outside] * n + target[outside])
     return pairs // n, pairs % n
 
 
