@@ -32,7 +32,7 @@ from rlplace.graphs.program import loss_of
 from rlplace.measure.execute.device_threads import Worker
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.timing.race import Timer
-from rlplace.measure.timing.threads import intra_op_threads, usable_cores
+from rlplace.measure.timing.threads import await_quiet_teams, intra_op_threads, usable_cores
 
 MAKING_S = 900.0
 """The time limit of compiling a model, or of another way of making a contender; plain PyTorch's own steps have it
@@ -125,7 +125,10 @@ class EagerStep:
             TimeoutError: it did not end within ten minutes on another thread.
         """
         with self._as_written():  # for all threads; what it takes is no part of the step
-            return self._here() if self.worker is None else self._on_worker(self.worker)
+            seconds = self._here() if self.worker is None else self._on_worker(self.worker)
+        if not self._is_cuda and self._num_threads > 1:
+            await_quiet_teams()
+        return seconds
 
     def _here(self) -> float:
         with intra_op_threads(self._num_threads):

@@ -38,7 +38,7 @@ from rlplace.measure.measurement import Measurement, Status
 from rlplace.measure.problem import Plan, Problem, Timeline
 from rlplace.measure.timing.eager_step import EagerRecipe, Other
 from rlplace.measure.timing.race import REFERENCE, Lane, RaceProtocol, Suspensions, Timer, Watch, race, watched
-from rlplace.measure.timing.threads import keep_freed_memory, usable_cores
+from rlplace.measure.timing.threads import await_quiet_teams, keep_freed_memory, usable_cores
 
 LONGEST_S = 120.0
 """A step that takes longer is a `timeout`, however slow its host."""
@@ -107,6 +107,8 @@ class HostRunner:
         self._watch = watch or Watch()
         self._is_fatal = is_fatal
         self._with_model = with_model or (lambda: self.problem.graph)
+        devices = problem.host.devices
+        self._teams = [d for d, each in enumerate(devices) if each.backend == "cpu" and len(each.cores) > 1]
         self._saw_numbers = False  # whether a first step returned no NaN: the model itself is fine then
         refuse_if(
             crew is None and problem.host.processes,
@@ -315,7 +317,10 @@ class HostRunner:
             self.num_steps += 1
             step.run(number, deadline_s=self._timeout_s)
         self.num_steps += 1
-        return step.run(number, deadline_s=self._timeout_s)
+        seconds = step.run(number, deadline_s=self._timeout_s)
+        if np.isin(step.plan.devices, self._teams).any():
+            await_quiet_teams()
+        return seconds
 
 
 @dataclass

@@ -5,6 +5,7 @@ NaN is a placement's fault where another placement has none.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import threading
@@ -34,6 +35,7 @@ from rlplace.measure.timing import host_runner
 from rlplace.measure.timing import host_runner as runner_module
 from rlplace.measure.timing.host_runner import HostRunner, has_nan, with_timelines
 from rlplace.measure.timing.race import RaceProtocol
+from rlplace.measure.timing.threads import usable_cores
 
 PROTOCOL = RaceProtocol(warmup=1, min_rounds=2, max_rounds=2, hopeless=1e9)
 
@@ -116,6 +118,25 @@ def test_others_join_the_race(runner: HostRunner) -> None:
     measured = runner.measure_plans([plan], protocol=protocol, others=[lambda: 1e-9, lambda: 7.0])
     assert len(measured[0].samples_s) == 4
     assert [measurement.step_time_s for measurement in measured[1:]] == [1e-9, 7.0]
+
+
+@pytest.mark.parametrize(("cores", "has_teams"), [((0,), False), ((0, 1), True)])
+def test_after_a_step_with_a_team_of_threads_the_next_one_waits(
+    cores: tuple[int, ...], has_teams: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not set(cores) <= set(usable_cores()):
+        pytest.skip("needs two cores")
+    waits: list[bool] = []
+    monkeypatch.setattr(host_runner, "await_quiet_teams", lambda: waits.append(True))
+    graph, host = training(), core_host(2)
+    host = dataclasses.replace(host, devices=(host.devices[0], dataclasses.replace(host.devices[1], cores=cores)))
+    problem = dataclasses.replace(problem_of(graph), host=host)
+    runner = HostRunner(problem, NaivePlanner(graph), protocol=PROTOCOL)
+    with contextlib.closing(runner):
+        runner.measure(np.zeros((1, graph.num_ops), dtype=np.int32))
+        assert not waits
+        runner.measure(np.ones((1, graph.num_ops), dtype=np.int32))
+    assert bool(waits) is has_teams
 
 
 def test_a_deadline_in_the_past_still_measures_everyone_once(runner: HostRunner) -> None:
