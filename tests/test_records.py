@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 from stable_baselines3.common.utils import set_random_seed
 
-from rlplace.errors import InvalidValue, UnknownName, UserError
+from rlplace.errors import FileProblem, InvalidValue, UnknownName, UserError
 from rlplace.records import (
     LARGEST_SEED,
     FirstSchema,

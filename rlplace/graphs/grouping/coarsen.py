@@ -342,7 +342,7 @@ def distinct(keys: Longs) -> Longs:
     >>> distinct(np.array([7, 3, 7]))
     array([3, 7])
     """
-    ordered = np.sort(keys)
+    ordered: Longs = np.sort(keys)
     return ordered[np.diff(ordered, prepend=ordered[:1] - 1) != 0]
 
 

@@ -121,7 +121,7 @@ class Link:
     """One direction of a wire or bus; a half-duplex medium is one link in the routes of both directions."""
 
     name: Printable
-    bandwidth_bytes_per_s: Annotated[Rate, Field(gt=0)]
+    bandwidth_bytes_per_s: Annotated[Number, Field(ge=LEAST_RATE)]
     latency_s: Delay = 0.0
 
 

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import gc
 import json
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
-from itertools import permutations
+from itertools import chain, permutations
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,8 +32,8 @@ from pydantic import Field
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName, check_known, refuse_if
 from rlplace.files import parse_json, read_plain, write_text_atomic
-from rlplace.measure.hosts.host import Delay, Device, Host, Link, Rate, Route
-from rlplace.records import FirstSchema, Whole, described, make_record, of_checked, read_record, record
+from rlplace.measure.hosts.host import LEAST_RATE, Delay, Device, Host, Link, Route
+from rlplace.records import FirstSchema, Number, Whole, described, make_record, of_checked, read_record, record
 
 ENDINGS = (".json", ".yaml", ".yml")
 
@@ -95,7 +96,7 @@ class Wiring:
 
     name: str
     """The kind of links, e.g. `nvlink`; sources are cited under it."""
-    bandwidth_bytes_per_s: Annotated[Rate, Field(gt=0)]
+    bandwidth_bytes_per_s: Annotated[Number, Field(ge=LEAST_RATE)]
     latency_s: Delay = 0.0
     pairs: tuple[tuple[str, ...], ...] = ()
     """Pairs of device names."""
@@ -157,16 +158,22 @@ def host_from_dict(data: object, where: str) -> Host:
         raise InvalidValue("host", described(data), "a mapping of fields", where=where)
     file = read_record(HostFile, data, where)
     devices = tuple(device for entry in file.devices for device in entry.devices())
-    links, laid = lay_routes(file.topology, [device.name for device in devices], where)
-    given = {(route.source, route.destination) for route in file.routes}
-    routes = (*file.routes, *(route for route in laid if (route.source, route.destination) not in given))
-    spelled_out = {"devices": devices, "links": (*file.links, *links), "routes": routes}
-    host = make_record(Host, where, **{each.name: getattr(file, each.name) for each in fields(Host)} | spelled_out)
+    is_collected = gc.isenabled()
+    gc.disable()  # of a thousand devices there are a million routes, none of which is garbage
+    try:
+        links, laid = lay_routes(file.topology, [device.name for device in devices], where)
+        given = {(route.source, route.destination) for route in file.routes}
+        routes = (*file.routes, *(each for each in laid if not given or (each.source, each.destination) not in given))
+        spelled_out = {"devices": devices, "links": (*file.links, *links), "routes": routes}
+        host = make_record(Host, where, **{each.name: getattr(file, each.name) for each in fields(Host)} | spelled_out)
+    finally:
+        if is_collected:
+            gc.enable()
     refuse_if(
-        file.fingerprint not in (None, host.fingerprint),
+        file.fingerprint is not None and file.fingerprint != host.fingerprint,
         "fingerprint",
         file.fingerprint,
-        repr(host.fingerprint),
+        repr(host.fingerprint) if file.fingerprint else "",
         where=where,
         hint="The file was edited since it was written: remove the fingerprint.",
     )
@@ -318,13 +325,15 @@ def lay_routes(
             "a name that no other entry has",
             where=where,
         )
-        for pair, names in _routes_of(wiring, dict.fromkeys(devices), where, at).items():
-            if pair not in routes:
-                facts = {"source": pair[0], "destination": pair[1], "links": names}
-                routes[pair] = of_checked(Route, facts | {"blocks_source": False, "blocks_destination": False})
-                for name in names:
-                    if name not in links:
-                        links[name] = Link(name, wiring.bandwidth_bytes_per_s, wiring.latency_s)
+        wires = _routes_of(wiring, dict.fromkeys(devices), where, at)
+        new = {pair: names for pair, names in wires.items() if pair not in routes} if routes else wires
+        for pair, names in new.items():
+            ends = {"source": pair[0], "destination": pair[1]}
+            routes[pair] = of_checked(
+                Route, {**ends, "links": names, "blocks_source": False, "blocks_destination": False}
+            )
+        for name in dict.fromkeys(chain.from_iterable(new.values())):
+            links[name] = Link(name, wiring.bandwidth_bytes_per_s, wiring.latency_s)
     return tuple(links.values()), tuple(routes.values())
 
 

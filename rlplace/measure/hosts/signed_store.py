@@ -18,6 +18,7 @@ import secrets
 import stat
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import ClassVar
 
 from torch._C._distributed_c10d import Store
 
@@ -43,9 +44,12 @@ class SignedStore(Store):
         secret: of the ranks that share them.
     """
 
+    _all: ClassVar[list[SignedStore]] = []  # what PyTorch makes of one holds its C++ half alone
+
     def __init__(self, store: Store, secret: bytes) -> None:
         super().__init__()
         self._store, self._key = store, derived(secret, "store")
+        self._all.append(self)
 
     def set(self, key: str, value: str | bytes) -> None:
         data = value.encode() if isinstance(value, str) else bytes(value)
@@ -83,10 +87,6 @@ class SignedStore(Store):
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._store.set_timeout(timeout)
-
-    @property
-    def timeout(self) -> timedelta:
-        return self._store.timeout
 
 
 def derived(secret: bytes, use: str) -> bytes:

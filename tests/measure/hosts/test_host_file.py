@@ -108,7 +108,7 @@ def test_a_count_stands_for_that_many_devices(tmp_path: Path) -> None:
 GONE = object()
 
 WRONG: list[tuple[str, object, type[RlplaceError], str]] = [
-    ("device", [], UnknownName, "unknown field of host in h.yaml 'device': did you mean 'devices'"),
+    ("device", [], UnknownName, "unknown field of host file in h.yaml 'device': did you mean 'devices'"),
     ("devices.0.memroy_bytes", 1, UnknownName, "field of devices[0] in h.yaml 'memroy_bytes': did you mean 'memory_by"),
     ("devices", GONE, InvalidValue, "h.yaml: devices is missing"),
     ("devices", None, InvalidValue, "h.yaml: devices is empty, expected a list"),
@@ -134,7 +134,7 @@ WRONG: list[tuple[str, object, type[RlplaceError], str]] = [
         "links.0.bandwidth_bytes_per_s",
         -1,
         InvalidValue,
-        "h.yaml: links[0].bandwidth_bytes_per_s is -1, expected more",
+        "h.yaml: links[0].bandwidth_bytes_per_s is -1, expected at least 0.001",
     ),
     (
         "links.0.bandwidth_bytes_per_s",

@@ -182,7 +182,7 @@ def test_a_step_runs_over_processes_of_cores_or_of_whole_gpus(monkeypatch: pytes
 def test_processes_have_a_core_each_and_memory_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     host = resolve_host("procs:1")
     core = host.devices[0]
-    twins = tuple(dataclasses.replace(core, name=f"cpu:{k}") for k in range(127))
+    twins = tuple(dataclasses.replace(core, name=f"cpu:{k}", dispatcher="") for k in range(127))
     links, routes = lay_routes([Wiring("ram", 1e10, ports=("cpu:*",))], [each.name for each in twins], "test")
     stranger = Host("stranger", twins, links, routes, processes=True)
     with pytest.raises(InvalidValue, match=rf"cores is \[{core.cores[0]}\], expected no core of two processes"):
