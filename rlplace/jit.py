@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import glob
 import hashlib
+import os
 import warnings
 from collections.abc import Callable
 from functools import cache, partial
@@ -58,9 +59,16 @@ def kernel(function: Function) -> Function:
     return cast(Function, _of_types(compiled))
 
 
+_TOLD = "RLPLACE_KERNELS_NOT_KEPT"
+"""Set for the processes that this one starts: it has said so."""
+
+
 @cache
 def _warn_not_kept() -> None:
     """Says so once."""
+    if _TOLD in os.environ:
+        return
+    os.environ[_TOLD] = "1"
     warnings.warn(
         "kernels are compiled in each process, for a minute: no folder to keep them can be written to. Set "
         "NUMBA_CACHE_DIR to one.",

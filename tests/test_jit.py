@@ -69,6 +69,8 @@ def test_without_a_folder_that_can_be_written_to_a_kernel_is_compiled_with_one_w
             raise RuntimeError(f"cannot cache function {function.__name__!r}: no locator available")
 
     monkeypatch.setattr(jit, "_Cache", Nowhere)
+    monkeypatch.setenv(jit._TOLD, "")
+    monkeypatch.delenv(jit._TOLD)
     jit._warn_not_kept.cache_clear()
     with pytest.warns(RuntimeWarning, match="NUMBA_CACHE_DIR") as told:
         twice, thrice = (jit.kernel(lambda x, k=k: k * x) for k in (2, 3))
@@ -82,6 +84,8 @@ def test_a_full_disk_stops_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(jit.FunctionCache, "save_overload", full)
+    monkeypatch.setenv(jit._TOLD, "")
+    monkeypatch.delenv(jit._TOLD)
     jit._warn_not_kept.cache_clear()
     with pytest.warns(RuntimeWarning, match="NUMBA_CACHE_DIR"):
         assert jit.kernel(_plus_one)(1) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import re
 from functools import partial
 from importlib import import_module
@@ -10,10 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from core_hosts import core_host
+from faulty_ops import Faulty
 from small_models import mean_square
 
 import rlplace
-from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, UnknownName
+from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, RunnerError, UnknownName
 from rlplace.export import PlacedModel
 from rlplace.graphs.capturing.capture import capture
 from rlplace.measure.hosts.host import Host
@@ -120,7 +123,7 @@ def test_a_placement_that_was_kept_is_checked_and_run_again(
     def searched(*_: object, **__: object) -> None:
         raise AssertionError("nothing is to be searched or measured")
 
-    for name in ("train", "profile_costs", "chosen_problem"):
+    for name in ("train", "profile_isolated", "chosen_problem"):
         monkeypatch.setattr(import_module("rlplace.export.place_model"), name, searched)
     second = again(model, x, targets=y)
     assert kept.verdict is not None
@@ -175,3 +178,12 @@ def test_mistakes_are_refused_before_anything_is_measured() -> None:
         rlplace.place(model, x, LOSS, "sgd", targets=y, host="4xV100-pcie")
     with pytest.raises(FileProblem, match="no such folder"):
         rlplace.place(model, x, LOSS, "sgd", targets=y, path="no/such/folder/placement.json")
+
+
+@pytest.mark.slow
+def test_an_op_that_crashes_while_it_is_profiled_does_not_end_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RLPLACE_IN_PROCESS")
+    host = core_host(2)
+    host = dataclasses.replace(host, devices=(host.devices[0], dataclasses.replace(host.devices[1], kind="other")))
+    with pytest.raises(RunnerError, match=r"the worker died: SIGABRT in profiling on cpu:1, op 'faulty'"):
+        rlplace.place(Faulty(("abort",)), torch.ones(8), host=host, budget_s=1.0, progress=False)
