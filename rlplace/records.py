@@ -203,7 +203,10 @@ def make_record(kind: type[T], where: str, **values: object) -> T:
         InvalidValue, UnknownName: as of `read_record`.
     """
     with _one_line(kind, where):
-        return cast(T, _adapter(kind).validator.validate_python(ArgsKwargs((), values)))
+        # into an object that is there: strict types take no other than an instance
+        made = object.__new__(kind)
+        _adapter(kind).validator.validate_python(ArgsKwargs((), values), self_instance=made)
+        return made
 
 
 def of_checked(kind: type[T], values: dict[str, object]) -> T:
