@@ -171,8 +171,8 @@ class _Roles:
         are_parameters = [shows(each) in self._parameters for each in (one, other)]
         rows, columns, summed = of[one][-2], of[other][-1], of[one][-1]
         if not any(are_parameters):
-            # rows are apart from one another: heads that share keys and values stand in one matrix
-            is_of_heads = len(leaves(rows)) > 1
+            # heads that share keys and values are rows, with their tokens; an outer product has two such sides
+            is_of_heads = len(leaves(rows)) > 1 >= len(leaves(columns))
             self._mark("heads", node, *self._dimensions.uses[node].batch, *[rows] * is_of_heads)
             self._mark("whole", node, columns, summed, *[rows] * (not is_of_heads))
             self._over_heads.append(node)
