@@ -20,7 +20,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeGuard, TypeVar, cast, get_args, get_type_hints
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic_core import ArgsKwargs, PydanticCustomError
+from pydantic_core import PydanticCustomError
 
 from rlplace.errors import InvalidValue, UnknownName, UserError
 from rlplace.files import check_values
@@ -202,11 +202,12 @@ def make_record(kind: type[T], where: str, **values: object) -> T:
     Raises:
         InvalidValue, UnknownName: as of `read_record`.
     """
-    with _one_line(kind, where):
-        # into an object that is there: strict types take no other than an instance
-        made = object.__new__(kind)
-        _adapter(kind).validator.validate_python(ArgsKwargs((), values), self_instance=made)
-        return made
+    try:
+        return kind(**values)
+    except InvalidValue as error:
+        raise InvalidValue(error.field, error.actual, error.expected, where=where, hint=error.hint) from None
+    except UnknownName as error:
+        raise UnknownName(f"{error.kind} of {where}", error.name, error.known) from None
 
 
 def of_checked(kind: type[T], values: dict[str, object]) -> T:
