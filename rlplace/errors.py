@@ -11,6 +11,8 @@ import difflib
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+from rlplace.say import clean
+
 _MOST_CHARACTERS = 400
 _MOST_NAMES = 200
 _LONGEST_COMPARED = 200
@@ -50,7 +52,7 @@ class UnknownName(UserError):
         self.nearest = tuple(nearest_names(name, self.known))
         guess = f"did you mean {' or '.join(map(repr, self.nearest))}?" if self.nearest else "no name comes close."
         known_names = f"Known: {_listed(self.known)}." if self.known else "There is none that could be meant."
-        super().__init__(f"unknown {kind} {_shown(name)!r}: {guess} {known_names} {hint}".rstrip())
+        super().__init__(f"unknown {clean(kind)} {_shown(name)!r}: {guess} {known_names} {hint}".rstrip())
 
 
 def check_known(kind: str, name: str, known: Collection[str], *, hint: str = "") -> None:
@@ -69,8 +71,10 @@ class InvalidValue(UserError):
     def __init__(self, field: str, actual: object, expected: str, *, where: str = "", hint: str = "") -> None:
         self.field, self.actual, self.expected = field, actual, expected
         self.where, self.hint = where, hint
-        prefix = f"{where}: " if where else ""
-        super().__init__(f"{prefix}{_shown(field)} is {_shown(repr(actual))}, expected {expected}. {hint}".rstrip())
+        prefix = f"{clean(where)}: " if where else ""
+        super().__init__(
+            f"{prefix}{clean(_shown(field))} is {_shown(repr(actual))}, expected {expected}. {hint}".rstrip()
+        )
 
 
 def refuse_if(is_wrong: object, field: str, actual: object, expected: str, *, where: str = "", hint: str = "") -> None:
@@ -93,7 +97,7 @@ class FileProblem(UserError):
 
     def __init__(self, path: object, message: str) -> None:
         self.path = str(path)
-        super().__init__(f"{path}: {message}")
+        super().__init__(f"{clean(path)}: {message}")
 
 
 class FingerprintMismatch(UserError):
@@ -102,7 +106,8 @@ class FingerprintMismatch(UserError):
     def __init__(self, kind: str, actual: str, expected: str, *, hint: str = "") -> None:
         self.kind, self.actual, self.expected = kind, actual, expected
         super().__init__(
-            f"this file was made for another {kind}: its {kind} fingerprint is {_shown(actual)}, yours is {expected}. "
+            f"this file was made for another {kind}: its {kind} fingerprint is {clean(_shown(actual))}, yours is "
+            f"{expected}. "
             + (
                 hint
                 or f"Use the {kind} that it was made for, or search a placement for this one."

@@ -56,3 +56,39 @@ def skipping_batch(batch: int = 8, width: int = 8, vocab: int = 11) -> tuple[tor
 
 def skipping_loss(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(output, labels)
+
+
+class Centred(nn.Module):
+    """Adds a layer of what differs from the mean over dimension 0."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tanh(self.inner(x - x.mean(0, keepdim=True)))
+
+
+class SequenceFirst(nn.Module):
+    """Takes tokens as (sequence, batch), and mixes those of one sequence."""
+
+    def __init__(self, width: int = 8, blocks: int = 4, vocab: int = 11) -> None:
+        super().__init__()
+        self.words = nn.Embedding(vocab, width)
+        self.blocks = nn.Sequential(*(Centred(width) for _ in range(blocks)))
+        self.head = nn.Linear(width, vocab)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(self.words(tokens)))
+
+
+def sequences(length: int = 6, batch: int = 4, vocab: int = 11) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and labels."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(vocab, (length, batch), generator=generator), torch.randint(
+        vocab, (length, batch), generator=generator
+    )
+
+
+def sequences_loss(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(output.flatten(0, 1), labels.flatten())

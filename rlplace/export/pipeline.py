@@ -146,6 +146,7 @@ def best_stages(
             whole.batch if counts else f"of {whole.batch}, or none at all",
             f"one that is cut into equal micro-batches, e.g. {', '.join(map(str, candidates(host)[1:]))}",
             where=WHERE,
+            hint=_OF_THE_RUN,
         )
     assert workload.loss_fn is not None  # its devices are usable
     step = WholeStep(workload.model, workload.loss_fn, tuple(kwargs) or None, len(workload.targets))
@@ -233,11 +234,15 @@ def _graphs(
             "not made of those of micro-batches",
             "the loss of each, averaged or added",
             where=WHERE,
-            hint=f"{error} A run of `rlplace train ... --micro-batches K --loss accumulated` asks for accumulation.",
+            hint=f"{error} {_OF_THE_RUN}",
         ) from error
 
 
 WHERE = "export pipeline"
+_OF_THE_RUN = (
+    "An export has no options for this: it cuts the batch as its run does, so export one of `rlplace train WORKLOAD "
+    "--micro-batches K` with `--batch-dims` (where the batch is not the first dimension) or `--loss accumulated`."
+)
 MODEL = "model."
 """How paths of the model's modules begin in a `WholeStep`."""
 

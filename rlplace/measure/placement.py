@@ -15,7 +15,7 @@ from rlplace.files import MOST_GRAPH_VALUES, read_json, write_json_atomic
 from rlplace.graphs import OpGraph
 from rlplace.graphs.grouping.coarsen import distinct
 from rlplace.graphs.program import SPLITTABLE, LossKind, SplitPlan
-from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.host import Host, Printable
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.problem import OP_ORDERS, Plan, Problem
 from rlplace.measure.timing.verdict import SpeedVerdict
@@ -83,15 +83,15 @@ class PlacementFile:
     """The content of `placement.json`, before it is known to be a plan."""
 
     schema: FirstSchema
-    graph_fingerprint: str
-    host_fingerprint: str
-    devices: Annotated[tuple[str, ...], Field(min_length=1)]
+    graph_fingerprint: Printable
+    host_fingerprint: Printable
+    devices: Annotated[tuple[Annotated[Printable, Field(min_length=1)], ...], Field(min_length=1)]
     """Names of the host's devices."""
     op_device: tuple[Index, ...]
     transfers: tuple[tuple[Index, Index], ...]
     """Pairs of a tensor and the device that it goes to."""
     sequence: tuple[Index, ...]
-    method: str = ""
+    method: Printable = ""
     micro_batches: PlacedCut | None = None
     split: PlacedSplit | None = None
     verdict: SpeedVerdict | None = None

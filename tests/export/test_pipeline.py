@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from core_hosts import core_host
-from pipelined_models import Skipping, skipping_batch, skipping_loss
+from pipelined_models import SequenceFirst, Skipping, sequences, sequences_loss, skipping_batch, skipping_loss
 from run_files import change
 from run_folders import placed_run
 from safetensors.torch import load_file
@@ -23,13 +23,14 @@ from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.session.folder import RunFolder
 from rlplace.session.session import Session
+from rlplace.session.setup import CutOptions
 from rlplace.workloads import build
 
 WORK = """
 import sys
 sys.path.insert(0, {tests!r})
 import torch
-from pipelined_models import Skipping, skipping_batch, skipping_loss
+from pipelined_models import SequenceFirst, Skipping, sequences, sequences_loss, skipping_batch, skipping_loss
 
 def work():
     late, rows, labels = skipping_batch()
@@ -45,6 +46,10 @@ def odd():
 
 def inference():
     return Skipping(), skipping_batch()[:2]
+
+def sequence_first():
+    tokens, labels = sequences()
+    return SequenceFirst(), tokens, sequences_loss, "sgd", labels
 """
 TESTS = str(Path(__file__).resolve().parents[1])
 
@@ -167,6 +172,36 @@ def test_a_loss_that_micro_batches_do_not_make_is_refused(folder: Path, capsys: 
     said = capsys.readouterr().err
     assert "loss is 'not made of those of micro-batches'" in said
     assert "--loss accumulated" in said
+
+
+@pytest.mark.slow
+def test_a_batch_in_another_dimension_is_that_of_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    model, (tokens, labels) = SequenceFirst(), sequences()
+    workload = ["--format", "pipeline", "--workload", "a_pipelined_work:sequence_first"]
+    whole = capture(model, tokens, sequences_loss, "sgd", targets=labels)
+    run = run_of(folder, whole, "a_pipelined_work:sequence_first")
+    assert main(["export", str(run.root), *workload]) == 2
+    said = capsys.readouterr().err
+    assert "so export one of `rlplace train WORKLOAD --micro-batches K` with `--batch-dims`" in said
+    # as it says
+    cut = CutOptions(2, (1, 1))
+    graph = capture(model, tokens, sequences_loss, "sgd", targets=labels, micro_batches=2, batch_dims=cut.batch_dims)
+    devices = np.zeros(graph.num_ops, dtype=np.int32)
+    run = placed_run(folder / "cut", "a_pipelined_work:sequence_first", graph, core_host(2), devices, cut=cut)
+    assert main(["export", str(run.root), *workload]) == 0
+    assert "DIMS = (1, 1)" in run.path("pipeline.py").read_text()
+    losses, state = launched(run, 2, steps=2)
+    optimizer, expected = torch.optim.SGD(model.parameters(), lr=1e-3), []
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = sequences_loss(model(tokens), labels)
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+    assert losses == pytest.approx(expected, rel=1e-5)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-6)
 
 
 def test_a_batch_that_cannot_be_cut_evenly_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

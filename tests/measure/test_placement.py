@@ -74,6 +74,17 @@ def test_a_file_says_how_the_batch_was_cut_and_an_older_one_does_not(tmp_path: P
             Placement.from_dict(data | {"micro_batches": {"count": 2} | change}, "f.json")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"devices": ["d0", "d1\x1b[2J"]}, {"devices": ["d0", ""]}, {"method": "a\nb"}, {"graph_fingerprint": "\u202e"}],
+)
+def test_names_in_a_file_are_printable(change: dict[str, object]) -> None:
+    data = Placement.of(chain_problem(two_devices()), split_plan()).to_dict()
+    with pytest.raises(InvalidValue, match=rf"f\.json: {next(iter(change))}") as refused:
+        Placement.from_dict(data | change, "f.json")
+    assert str(refused.value).isprintable()
+
+
 def test_another_graph_or_host_is_refused_with_both_fingerprints() -> None:
     problem = chain_problem(two_devices())
     placement = Placement.of(problem, split_plan())

@@ -136,9 +136,8 @@ def format_to_write(path: str | os.PathLike[str]) -> Format:
 
 
 def is_dnn_partitioning(data: object) -> bool:
-    """Whether parsed JSON is a dnn-partitioning workload, not one of our graphs or of networkx's."""
-    is_graph = isinstance(data, dict) and "format" not in data and ("nodes" in data or "maxFPGAs" in data)
-    return is_graph and not is_node_link(data)
+    """Whether parsed JSON is a dnn-partitioning workload: it says of how many devices, which no other form does."""
+    return isinstance(data, dict) and bool({"maxFPGAs", "maxCPUs", "maxSizePerFPGA"} & set(data))
 
 
 def _known_kind(path: str | os.PathLike[str], micro_batches: int) -> tuple[Path, Format]:
@@ -163,6 +162,14 @@ def _load_json(path: Path) -> OpGraph:
         return from_networkx(read_node_link(data, where=str(path)), where=str(path))
     if isinstance(data, dict) and {"cpus", "fpgas"} & set(data):
         raise FileProblem(path, "a split of a dnn-partitioning workload, expected a graph: load the workload itself.")
+    if not isinstance(data, dict) or data.get("format", "rlplace-graph") != "rlplace-graph" or _FIELDS.isdisjoint(data):
+        raise FileProblem(
+            path,
+            "no rlplace graph: its JSON is none of the forms that are known: rlplace's own (`format` is "
+            '"rlplace-graph"), node-link of networkx (`nodes` with `id`, `edges`, and `directed`) and dnn-partitioning '
+            "(`nodes`, `edges` and `maxFPGAs`). Other formats are GraphML (.graphml), ONNX (.onnx) and profiles of "
+            "PipeDream (.txt): convert it to one of these.",
+        )
     return graph_from_json(data, where=str(path))
 
 
@@ -197,6 +204,8 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 """Arrays of numbers, in the order of the file, and the range of their entries."""
 _HEAD = ("format", "schema", "fingerprint", "strings", "shapes", "names", "notes")
+_FIELDS = frozenset({"format", *_TEXTS, *_RANGES, "tensor_shapes"})
+"""Some of these are in each of our files, and in none of others."""
 
 
 @record(frozen=True, slots=True)

@@ -21,7 +21,7 @@ import numpy as np
 from rlplace.errors import FileProblem, InvalidValue, MissingExtra, RlplaceError, refuse_if
 from rlplace.files import read_plain
 from rlplace.graphs.formats.networkx_graph import note_on
-from rlplace.graphs.formats.onnx_limits import check_functions, check_lengths, check_message
+from rlplace.graphs.formats.onnx_limits import check_functions, check_lengths, check_message, check_names
 from rlplace.graphs.opgraph import (
     FORWARD,
     LARGEST_COUNT,
@@ -56,8 +56,9 @@ class _Item:
 def load_onnx(path: str | os.PathLike[str], *, dims: Mapping[str, int] | None = None) -> OpGraph:
     """The inference graph of an ONNX model.
 
-    Nodes become ops under the ATen names that cost the same, reshapes are views, initializers are parameters, and
-    computations of shapes are left out. Modules come from node names (`/encoder/layer.0/MatMul`).
+    Nodes become ops under the ATen names that cost the same, reshapes are views, initializers and weights in `Constant`
+    nodes are parameters, and computations of shapes are left out. Modules come from node names
+    (`/encoder/layer.0/MatMul`).
 
     Args:
         path: of the model; external data need not be there.
@@ -91,13 +92,11 @@ def _read(path: Path) -> Any:
         if model.functions:
             model = inliner.inline_local_functions(model)
         check_lengths(model, path)
-        is_text = all(isinstance(text, str) for text in _texts(model.graph))
+        check_names(model.graph, path)
     except RlplaceError:
         raise
     except Exception as error:  # protobuf and onnx raise classes of their own, of no common root
         raise FileProblem(path, f"not a valid ONNX model: {shortened(str(error))}") from error
-    if not is_text:  # protobuf gives bytes then
-        raise FileProblem(path, "not a valid ONNX model: a name is no UTF-8 text.")
     refuse_if(not model.graph.node, "graph.node", "empty", "at least one node", where=str(path))
     return model
 
@@ -121,8 +120,7 @@ class _Builder:
             if value.name not in weights:
                 self._add_source(value.name, "input")
         for tensor in tensors:
-            is_index = self.values[tensor.name].dtype in ("int64", "int32", "bool") and len(tensor.dims) <= 1
-            self._add_source(tensor.name, "constant" if is_index else "parameter")
+            self._add_source(tensor.name, self._kind_of(tensor.name))
         for place, node in enumerate(graph.node):
             self._add_node(node, place)
         returned = [value.name for value in graph.output]
@@ -130,6 +128,12 @@ class _Builder:
             raise InvalidValue("graph.output", described(unmade[0]), "a value that a node makes", where=str(self.path))
         results = [self.base[name] for name in returned]
         return self._assemble(*self._live(results), results)
+
+    def _kind_of(self, name: str) -> str:
+        """Of a value that the file gives: a weight, or what computes shapes."""
+        value = self.values.get(name)
+        is_index = value is None or (value.dtype in ("int64", "int32", "bool") and len(value.shape) <= 1)
+        return "constant" if is_index else "parameter"
 
     def _add_source(self, name: str, kind: str) -> None:
         refuse_if(
@@ -162,11 +166,11 @@ class _Builder:
         if node.op_type in VIEWS and node.input and node.input[0] and node.output:
             self.base[node.output[0]] = self.base[node.input[0]]
         arguments = tuple(node.input[: SHAPE_INPUTS.get(node.op_type, len(node.input))])
-        is_constant = node.op_type in ("Constant", "Shape", "Size")
+        is_given, first = node.op_type in ("Constant", "Shape", "Size"), next(iter(node.output), "")
         self.items.append(
             _Item(
                 name=node.name or f"{node.op_type}_{place}",
-                target="constant" if is_constant else target_of(node.op_type, node.domain),
+                target=self._kind_of(first) if is_given else target_of(node.op_type, node.domain),
                 module=_module(node),
                 where=where,
                 arguments=arguments,
@@ -209,7 +213,7 @@ class _Builder:
 
     def _facts(self, item: _Item, needed: set[str]) -> tuple[str, float, float]:
         """Signature, FLOPs and bytes moved."""
-        if item.node is None or item.target == "constant":
+        if item.target in ("input", "parameter", "constant"):
             return item.target, 0.0, 0.0
         op_type, attributes = item.node.op_type, dict(_attributes(item.node))
         given = [self._known(name, item) if name else Value((), "", 0) for name in item.arguments]
@@ -244,17 +248,6 @@ class _Builder:
                 hint=f"{reason}Simplify the model (onnxsim), or give the shape in its value_info.",
             )
         return self.values[name]
-
-
-def _texts(graph: Any) -> Iterator[object]:
-    """Every name that is made use of."""
-    for node in graph.node:
-        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
-        yield from (attribute.name for attribute in node.attribute)
-        yield from (text for entry in node.metadata_props for text in (entry.key, entry.value))
-    yield from (each.name for each in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)))
-    for info in (*graph.input, *graph.value_info, *graph.output):
-        yield from (info.name, *(dim.dim_param for dim in info.type.tensor_type.shape.dim))
 
 
 def _attributes(node: Any) -> Iterator[tuple[str, object]]:
@@ -340,15 +333,15 @@ def fix_inputs(model: Any, dims: Mapping[str, int], path: Path) -> None:
             "a tensor with a shape",
             where=str(path),
         )
-        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            if dim.HasField("dim_value") and dim.dim_value > 0:
-                continue
+        for axis, dim in enumerate(shape := value.type.tensor_type.shape.dim):
             place = f"{value.name}.{axis}"
+            if dim.dim_value > 0 or (dim.HasField("dim_value") and dim.dim_value == 0 and place not in sizes):
+                continue
             label = dim.dim_param or place
             key = place if place in sizes else label
             if key not in sizes:
                 if axis > 0:
-                    known = [each.dim_value or each.dim_param or "?" for each in value.type.tensor_type.shape.dim]
+                    known = [one.dim_param or (one.dim_value if one.HasField("dim_value") else "?") for one in shape]
                     raise InvalidValue(
                         f"input {shortened(value.name)!r}",
                         f"of shape ({shortened(', '.join(map(str, known)))})",

@@ -5,7 +5,7 @@ An empty protobuf message of two bytes takes a hundred times as much in memory o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +155,24 @@ def check_lengths(model: Any, path: Path) -> None:
     ):
         if actual > most:
             raise InvalidValue(field, actual, f"at most {most:,}", where=str(path))
+
+
+def check_names(graph: Any, path: Path) -> None:
+    """Refuses names that are no text; protobuf gives bytes then.
+
+    Raises:
+        FileProblem: there is one.
+    """
+    if not all(isinstance(text, str) for text in _texts(graph)):
+        raise FileProblem(path, "not a valid ONNX model: a name is no UTF-8 text.")
+
+
+def _texts(graph: Any) -> Iterator[object]:
+    """Every name that is made use of."""
+    for node in graph.node:
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        yield from (attribute.name for attribute in node.attribute)
+        yield from (text for entry in node.metadata_props for text in (entry.key, entry.value))
+    yield from (each.name for each in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)))
+    for info in (*graph.input, *graph.value_info, *graph.output):
+        yield from (info.name, *(dim.dim_param for dim in info.type.tensor_type.shape.dim))

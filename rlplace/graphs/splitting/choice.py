@@ -10,6 +10,7 @@ output of a product that a softmax loss runs over is a vocabulary. Names of modu
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -127,6 +128,7 @@ class _Roles:
         self.of: dict[Atom, set[str]] = {}
         self.first: dict[Atom, Node] = {}
         self._dimensions, self._parameters = dimensions, set(parameters)
+        self._over_heads: list[Node] = []
         losses = list(softmax_losses(graph))
         apart = {node for loss in losses for node in loss.nodes}
         for node in graph.nodes:
@@ -160,6 +162,7 @@ class _Roles:
         else:
             if node.target is attention:
                 self._mark("heads", node, *use.batch)
+                self._over_heads.append(node)
             self._mark("whole", node, *use.whole, *use.summed)
 
     def _add_product(self, node: Node) -> None:
@@ -168,14 +171,40 @@ class _Roles:
         are_parameters = [shows(each) in self._parameters for each in (one, other)]
         rows, columns, summed = of[one][-2], of[other][-1], of[one][-1]
         if not any(are_parameters):
-            self._mark("heads", node, *self._dimensions.uses[node].batch)
-            self._mark("whole", node, rows, columns, summed)
+            # heads that share keys and values are rows, with their tokens; an outer product has two such sides
+            is_of_heads = len(leaves(rows)) > 1 >= len(leaves(columns))
+            self._mark("heads", node, *self._dimensions.uses[node].batch, *[rows] * is_of_heads)
+            self._mark("whole", node, columns, summed, *[rows] * (not is_of_heads))
+            self._over_heads.append(node)
             return
         out, tokens = (columns, rows) if are_parameters[1] else (rows, columns)
         self._mark("out", node, out)
         self._mark("in", node, summed)
         if any("routed" in self.of.get(leaf, ()) for leaf in leaves(tokens)):
             self._mark("expert", node, out, summed)
+
+    def where_heads_end(self) -> str:
+        """The op before a product of activations that needs whole what a projection makes, in words.
+
+        Of several the one that is nearest to the projection: others see only what it makes of it.
+        """
+        of, found = self._dimensions.of, ""
+        queue, seen = [*self._over_heads], {*self._over_heads}
+        for node in queue:
+            if node not in self._over_heads:
+                if node.target in PRODUCTS or node.op != "call_function":
+                    continue
+                use = self._dimensions.uses.get(node)
+                read = [] if node.target is operator.getitem else node.all_input_nodes
+                needed = use.whole if use else [dim for one in read for dim in of.get(one, ())]
+                if any("out" in self.of.get(leaf, ()) for dim in needed for leaf in leaves(dim)):
+                    found = (
+                        f": op {node.target} in module {module_of(node) or 'the root'} needs all that a projection "
+                        "makes, the heads among it. Project queries, keys and values apart, or to parts of one size"
+                    )
+            queue += [one for one in node.all_input_nodes if one not in seen]
+            seen.update(node.all_input_nodes)
+        return found
 
 
 def _is_list(node: Node) -> bool:
@@ -242,9 +271,10 @@ def choose(
         split |= dict(_updates(parameters[:num_trainable], dimensions, Choice(classes, split), plan))
     if not split:
         untrained = "" if num_trainable or "updates" not in plan.classes else ", and it updates no parameter"
+        heads = roles.where_heads_end() if "attention" in plan.classes else ""
         raise CaptureError(
             f"cannot split {', '.join(plan.classes)}: the step has none of them that a chain of products with "
-            f"parameters shows{untrained}. Leave `split` out."
+            f"parameters shows{untrained}{heads}. Leave `split` out."
         )
     by_tokens = plan.reduce == "chunks"
     tokens = frozenset(_tokens(dimensions, set(parameters), classes, plan)) if by_tokens else frozenset[Atom]()

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from rlplace.measure.hosts.host import Printable
 from rlplace.records import Count, Positive, Seconds, record
 from rlplace.say import counted, format_seconds
 
@@ -38,7 +39,7 @@ TINY_S, LARGE = 1e-300, 1e300
 class Beside:
     """A step that was timed in turn with the one that is judged."""
 
-    name: str
+    name: Printable
     step_s: Positive
     """Its median."""
     ratio: Positive

@@ -77,6 +77,38 @@ def test_a_model_becomes_ops_parameters_and_costs(tmp_path: Path) -> None:
     assert graph.input_tensors[graph.input_offsets[6] :].tolist() == [3, 5]  # the reshape is a view of the Relu
 
 
+def test_weights_in_constant_nodes_are_parameters_as_initializers_are(tmp_path: Path) -> None:
+    def constant(name: str, array: Any) -> Any:
+        return helper.make_node("Constant", [], [name], name=f"/enc/{name}", value=onnx.numpy_helper.from_array(array))
+
+    nodes = [
+        constant("w", np.zeros((8, 16), np.float32)),
+        constant("rows", np.array([2, 1])),
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="/enc/MatMul"),
+        helper.make_node("Gather", ["h", "rows"], ["y"], name="/enc/Gather", axis=0),
+    ]
+    graph = load_graph(write(tmp_path / "c.onnx", nodes, {"x": [4, 8]}, ["y"], {}))
+    assert graph.names == ("x", "/enc/w", "/enc/rows", "/enc/MatMul", "/enc/Gather")
+    assert graph.targets[:3] == ("input", "parameter", "constant")
+    assert graph.parameter_bytes.tolist() == [0, 4 * 8 * 16, 0, 0, 0]
+    assert (graph.modules[1], graph.flops[1], graph.bytes_moved[1]) == ("enc", 0, 0)
+    weights = {"w": np.zeros((8, 16), np.float32), "rows": np.array([2, 1])}
+    given = load_graph(write(tmp_path / "g.onnx", nodes[2:], {"x": [4, 8]}, ["y"], weights))
+    assert given.targets == graph.targets
+    assert given.parameter_bytes.tolist() == graph.parameter_bytes.tolist()
+
+
+def test_a_dimension_of_zero_is_a_size(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Concat", ["x", "cache"], ["y"], axis=1)]
+    path = write(tmp_path / "z.onnx", nodes, {"x": [2, 3], "cache": [2, 0]}, ["y"], {})
+    graph = load_onnx(path)
+    assert graph.tensor_shapes == ((2, 3), (2, 0), (2, 3))
+    assert graph.tensor_bytes.tolist() == [24, 0, 24]
+    assert load_onnx(path, dims={"cache.1": 5}).tensor_shapes == ((2, 3), (2, 5), (2, 8))
+    with pytest.raises(InvalidValue, match=r"dims\['x.0'\].*of no input"):
+        load_onnx(path, dims={"x.0": 1})
+
+
 def test_a_dynamic_batch_is_one_or_what_dims_say(tmp_path: Path) -> None:
     path = mlp(tmp_path, "N")
     assert load_graph(path, dims={"N": 4}).fingerprint == load_graph(mlp(tmp_path, 4)).fingerprint

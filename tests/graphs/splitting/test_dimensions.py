@@ -126,6 +126,24 @@ def test_nothing_to_split_is_refused() -> None:
         split_of(Block(), torch.randn(3, 4), SplitPlan(("tables",)))
 
 
+def test_heads_that_end_in_pieces_of_different_sizes_are_refused_by_that_op() -> None:
+    class Fused(nn.Module):
+        """One head of keys and values for four of queries, all from one projection."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.all, self.out = nn.Linear(8, 8 + 2 + 2), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            query, key, value = self.all(x).split((8, 2, 2), -1)
+            query = query.unflatten(-1, (4, 2)).transpose(1, 2)
+            found = nn.functional.scaled_dot_product_attention(query, key[:, None], value[:, None], enable_gqa=True)
+            return self.out(found.transpose(1, 2).flatten(2))
+
+    with pytest.raises(CaptureError, match=r"cannot split attention.*: op aten.split_with_sizes.default in module the"):
+        split_of(Fused(), torch.randn(2, 3, 8), SplitPlan(("attention",)))
+
+
 def test_what_is_too_short_stays_whole_beside_others_of_its_class() -> None:
     model = nn.Sequential(Block(hidden=2), Block())
     shards = split_of(model, torch.randn(3, 4), SplitPlan(("mlp",), 4))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -148,6 +149,31 @@ class Mixer(nn.Module):
         return found
 
 
+class MultiQuery(nn.Module):
+    """Heads that share one of keys and values, as rows of one product: (batch, tokens x heads, width of a head).
+
+    As in GPT-BigCode (Li et al. 2023, arXiv:2305.06161); by `einsum` rows are (heads x tokens).
+    """
+
+    def __init__(self, *, is_einsum: bool = False) -> None:
+        super().__init__()
+        self.norm, self.is_einsum = RootMeanSquare(), is_einsum
+        self.query, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.key, self.value = nn.Linear(WIDTH, WIDTH // HEADS), nn.Linear(WIDTH, WIDTH // HEADS)
+        self.last = Gated()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        query, key, value = self.query(y), self.key(y), self.value(y)
+        if self.is_einsum:
+            scores = torch.einsum("bnhd,bmd->bhnm", query.unflatten(-1, (HEADS, -1)), key)
+            found = torch.einsum("bhnm,bmd->bnhd", torch.softmax(scores, -1), value)
+        else:
+            scores = query.view(len(x), -1, WIDTH // HEADS) @ key.transpose(1, 2)
+            found = (torch.softmax(scores, -1) @ value).view(x.shape)
+        return self.last(x + self.out(found.reshape(x.shape)))
+
+
 def of_words(logits: Tensor, labels: Tensor) -> Tensor:
     return cross_entropy(logits.flatten(0, 1), labels.flatten())
 
@@ -176,6 +202,16 @@ CASES: dict[str, Case] = {
         lambda: torch.rand(8, dtype=torch.float64),
         {"tables", "mlp"},
     ),
+    **{
+        f"multi-query{' by einsum' * is_einsum}": (
+            partial(MultiQuery, is_einsum=is_einsum),
+            lambda: torch.rand(2, LENGTH, WIDTH, dtype=torch.float64),
+            mse_loss,
+            lambda: torch.rand(2, LENGTH, WIDTH, dtype=torch.float64),
+            {"attention", "mlp"},
+        )
+        for is_einsum in (False, True)
+    },
     "mixer": (
         Mixer,
         lambda: torch.rand(4, LENGTH, 9, dtype=torch.float64),
