@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import _thread
 import dataclasses
+import errno
 import inspect
 import os
 import signal
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from threading import Event
 from types import FrameType
 from typing import Annotated, Any, get_type_hints
@@ -56,6 +57,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 
 REFUSED_ALLOCATION = ("not enough memory", "can't allocate memory", "out of memory")
 """Words of a refused allocation of PyTorch's, which is a `RuntimeError`."""
+NOT_WRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+"""Errors of a disk, or of what stdout leads to; not of rlplace, and no mistake of the user's."""
 AGAIN_S = 0.05
 """After how long a Ctrl-C that was lost comes again."""
 
@@ -77,7 +80,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Ctrl-C gives 130, SIGTERM 143.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    code = 0
+    try:
+        try:
+            code = _run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            if sys.stdout is not None:  # closed by the caller
+                sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in NOT_WRITTEN:
+            raise
+        if code == 0 and error.errno != errno.EPIPE:  # nobody reads what is piped into `head` to its end
+            what = "the output cannot be written" if error.filename is None else f"{error.filename} cannot be used"
+            with suppress(OSError):  # stderr may be full, too
+                say(f"rlplace: failed: {what}: {error.strerror}.")
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            try:
+                stream.flush()
+            except OSError:  # at its end the interpreter would try again, and say so
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return code or 1
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    """The exit code of a command, whose errors are said."""
     if arguments[:1] in (["--version"], ["-V"]):
         print(f"rlplace {__version__}")
         return 0
@@ -104,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 config=(tyro.conf.FlagCreatePairsOff,),
             )
     except (RlplaceError, TimeoutError) as error:  # or a step or a thread of ours did not end in time
-        kind, code = ("error", 2) if isinstance(error, UserError) else ("failed", 1)
+        kind, code = ("error", 2) if isinstance(error, UserError) and not _is_full(error) else ("failed", 1)
         said, notes = f"{kind}: {str(error) or type(error).__name__}", getattr(error, "__notes__", ())
         is_open = notes and not said.endswith(".")
         say(" ".join((f"rlplace: {said}{'.' if is_open else ''}", *notes)))
@@ -121,10 +148,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             "sizes (a run that goes on takes those that it was started with), or free memory."
         )
         return 1
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     return 0
+
+
+def _is_full(error: Exception) -> bool:
+    """Whether a full or a broken disk is behind an error."""
+    cause = error.__cause__
+    is_full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+    return is_full or getattr(cause, "sqlite_errorname", "").startswith(("SQLITE_FULL", "SQLITE_IOERR"))
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,6 +99,11 @@ class RunFolder:
         """Ends the writing: another run may have the folder."""
         if self.lock is not None:
             self.lock.release()
+
+    def clear(self) -> None:
+        """Removes the files of a run that could not be started."""
+        with suppress(OSError):
+            _remove_run(self.root)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:

@@ -20,6 +20,7 @@ from rlplace.measure.explain.explanation import Explanation
 from rlplace.measure.host_model import LearnedHost, Prior
 from rlplace.measure.host_model.learned_host import LearnedFactor
 from rlplace.measure.timing.verdict import judge
+from rlplace.report.console import NOT_FASTEST_NOTE
 from rlplace.report.html import page, report_page
 from rlplace.report.html.page import (
     SECTIONS,
@@ -192,6 +193,13 @@ def test_of_equals_the_one_that_is_handed_back_is_first() -> None:
     rows = [{"method": name, "step_time_s": 0.5} for name in ("a", "b")]
     body = field_section(data_of({}, {"rows": rows, "best": {"method": "b"}})).body
     assert body.index("b ★") < body.index("<td>a<")
+    assert NOT_FASTEST_NOTE not in body
+
+
+def test_a_star_below_a_faster_row_is_explained() -> None:
+    body = field_section(data_of({}, {"rows": rows_of(), "best": {"method": "single"}})).body
+    assert body.index("single ★") > body.index("<td>portfolio<")
+    assert f'<p class="note">{NOT_FASTEST_NOTE}</p>' in body
 
 
 def test_hostile_methods_are_text() -> None:
