@@ -220,12 +220,15 @@ def lock_folders() -> Iterator[Path]:
 
 def _lock_file(say: Callable[[str], None]) -> Path | None:
     """One for each machine, also where several share a home folder; None where none can be made."""
-    name = f"measuring-{hashlib.sha256(machine_id().encode()).hexdigest()[:16]}.lock"
-    why = "there is no folder for a lock"
+    name, why = f"measuring-{hashlib.sha256(machine_id().encode()).hexdigest()[:16]}.lock", ""
     for folder in lock_folders():
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _refuse_shared(folder)
+            # a lock of another user's would never end; the owner of the folder around it could replace it anyway
+            found, owners = folder.lstat(), (os.geteuid(), folder.parent.stat().st_uid)
+            is_shared = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or found.st_uid not in owners
+            if is_shared or not stat.S_ISDIR(found.st_mode):
+                raise PermissionError(errno.EPERM, "expected a folder that this user alone writes into", str(folder))
             os.close(os.open(folder / name, os.O_RDWR | os.O_CREAT | NO_LINK, 0o600))
         except OSError as error:
             why = str(error)
@@ -233,17 +236,6 @@ def _lock_file(say: Callable[[str], None]) -> Path | None:
             return folder / name
     say(f"warning: nothing keeps other searches from measuring at the same time: {why}")
     return None
-
-
-def _refuse_shared(folder: Path) -> None:
-    """Refuses a folder that another user could have made, or writes into: a lock of theirs there would never end.
-
-    The owner of the folder around it is trusted, who could replace it anyway.
-    """
-    found = folder.lstat()
-    is_own = found.st_uid in (os.geteuid(), folder.parent.stat().st_uid) and stat.S_ISDIR(found.st_mode)
-    if not is_own or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(errno.EPERM, "expected a folder that this user alone writes into", str(folder))
 
 
 def machine_id() -> str:

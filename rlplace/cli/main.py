@@ -57,8 +57,9 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 
 REFUSED_ALLOCATION = ("not enough memory", "can't allocate memory", "out of memory")
 """Words of a refused allocation of PyTorch's, which is a `RuntimeError`."""
-NOT_WRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
-"""Errors of a disk, or of what stdout leads to; not of rlplace, and no mistake of the user's."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a disk that is full or broken: a failure, also where a file that the user named could not be written."""
+FULL_DATABASE = ("SQLITE_FULL", "SQLITE_IOERR")
 AGAIN_S = 0.05
 """After how long a Ctrl-C that was lost comes again."""
 
@@ -88,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if sys.stdout is not None:  # closed by the caller
                 sys.stdout.flush()
     except OSError as error:
-        if error.errno not in NOT_WRITTEN:
+        if error.errno not in (*FULL, errno.EROFS, errno.EPIPE):
             raise
         if code == 0 and error.errno != errno.EPIPE:  # nobody reads what is piped into `head` to its end
             what = "the output cannot be written" if error.filename is None else f"{error.filename} cannot be used"
@@ -131,7 +132,9 @@ def _run(arguments: list[str]) -> int:
                 config=(tyro.conf.FlagCreatePairsOff,),
             )
     except (RlplaceError, TimeoutError) as error:  # or a step or a thread of ours did not end in time
-        kind, code = ("error", 2) if isinstance(error, UserError) and not _is_full(error) else ("failed", 1)
+        cause = error.__cause__
+        is_full = getattr(cause, "errno", 0) in FULL or getattr(cause, "sqlite_errorname", "").startswith(FULL_DATABASE)
+        kind, code = ("error", 2) if isinstance(error, UserError) and not is_full else ("failed", 1)
         said, notes = f"{kind}: {str(error) or type(error).__name__}", getattr(error, "__notes__", ())
         is_open = notes and not said.endswith(".")
         say(" ".join((f"rlplace: {said}{'.' if is_open else ''}", *notes)))
@@ -149,13 +152,6 @@ def _run(arguments: list[str]) -> int:
         )
         return 1
     return 0
-
-
-def _is_full(error: Exception) -> bool:
-    """Whether a full or a broken disk is behind an error."""
-    cause = error.__cause__
-    is_full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-    return is_full or getattr(cause, "sqlite_errorname", "").startswith(("SQLITE_FULL", "SQLITE_IOERR"))
 
 
 @contextmanager

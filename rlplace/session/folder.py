@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,8 +101,7 @@ class RunFolder:
 
     def clear(self) -> None:
         """Removes the files of a run that could not be started."""
-        with suppress(OSError):
-            _remove_run(self.root)
+        _remove_run(self.root)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:

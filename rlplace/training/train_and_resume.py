@@ -12,7 +12,7 @@ import shlex
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -209,16 +209,15 @@ def started(run: RunFolder, job: Job, progress: Progress, keep: Callable[[Sessio
         progress: told how to go on, if the run ends early.
         keep: keeps what no run can go on without; if that fails, the same command may start the run again.
     """
-    with ExitStack() as ends:
-        ends.callback(run.close)
+    with closing(run):
         try:
-            session = ends.enter_context(Session.open(run))
+            session = Session.open(run)
             keep(session)
         except BaseException:
             run.clear()
             raise
-        ends.enter_context(going_on(run, job, progress))
-        yield session
+        with session, going_on(run, job, progress):
+            yield session
 
 
 def run_job(
