@@ -101,13 +101,14 @@ def test_every_measured_placement_is_a_point_and_the_best_simulated_of_them_a_li
         assert plot.y.low < 0.5
         assert plot.y.high > 4.0
     pictures = []
-    for each in (one, Curve("m", one.history, one.spent, 2.0)):
+    flat = [(9, 1, 0.5, 2.0)]
+    for each in (Curve("m", flat, one.spent, 2.0, tried), Curve("m", flat, one.spent, 2.0)):
         save_best_so_far_png(tmp_path / "a.png", [each], title="one method", kind="measured")
         rgb = imread(tmp_path / "a.png")[..., :3]
         blue = (rgb[..., 2] - rgb[..., 0] > 0.2) & (np.arange(rgb.shape[1]) < 0.43 * rgb.shape[1])
         pictures.append(np.flatnonzero(blue.any(axis=1)))
     rows = [found.max() - found.min() for found in pictures]
-    assert rows[0] > rows[1] > 0  # the points of slower placements are above the line of the best
+    assert rows[0] > 300 > 20 > rows[1]  # without the points, one flat line
 
 
 def test_an_improvement_after_what_was_counted_is_still_shown() -> None:
