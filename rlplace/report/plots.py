@@ -216,7 +216,7 @@ def best_so_far(
         x, low, y, high = band_of(some, max(ends.values()) if is_joined else ends[name])
         if (found := np.isfinite(y)).any():
             highest = np.where(np.isfinite(high), high, y[found].max())
-            band = (low[found], highest[found]) if len(some) > 1 else ()
+            band = (low[found], highest[found]) if len(some) > 1 else (None, None)
             shown = tuple(tried[name]) if axis == "measured" else ()
             series.append(Series(name, x[found], y[found], color, *band, tried=shown))
     every_x = np.concatenate([np.empty(0), *(one.x for one in series), *(np.ones(len(one.tried)) for one in series)])

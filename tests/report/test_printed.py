@@ -18,6 +18,7 @@ from io import StringIO
 from typing import Any
 
 import numpy as np
+import pytest
 from micrographs import op_graph
 from random_problems import plain_host
 from rich.console import Console
@@ -79,6 +80,13 @@ def test_the_winner_can_be_named() -> None:
     assert [line[0] for line in lines][1:3] == ["learned", "single ★"]
     assert [NOT_FASTEST_NOTE] in lines
     assert [NOT_FASTEST_NOTE] not in printed(ROWS, best="learned")
+
+
+@pytest.mark.parametrize("spread_s", [0.0, None])
+def test_exact_times_have_no_spread(spread_s: float | None) -> None:
+    lines = printed([{**row, "spread_s": spread_s} for row in ROWS])
+    assert lines[1][:2] == ["learned ★", "126.00"]
+    assert "±" not in str(lines)
 
 
 def test_of_equal_rows_the_one_with_the_star_is_first() -> None:
