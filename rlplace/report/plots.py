@@ -216,9 +216,9 @@ def best_so_far(
         x, low, y, high = band_of(some, max(ends.values()) if is_joined else ends[name])
         if (found := np.isfinite(y)).any():
             highest = np.where(np.isfinite(high), high, y[found].max())
-            band = (low[found], highest[found]) if len(some) > 1 else (None, None)
+            low_y, high_y = (low[found], highest[found]) if len(some) > 1 else (None, None)
             shown = tuple(tried[name]) if axis == "measured" else ()
-            series.append(Series(name, x[found], y[found], color, *band, tried=shown))
+            series.append(Series(name, x[found], y[found], color, low_y, high_y, shown))
     every_x = np.concatenate([np.empty(0), *(one.x for one in series), *(np.ones(len(one.tried)) for one in series)])
     # also of points that only another axis shows: panels side by side have one scale
     ran = [pairs.ravel() for one in series for pairs in tried[one.name]]
