@@ -119,11 +119,13 @@ def open_plain(path: str | os.PathLike[str], *, follows_links: bool = False) -> 
 def open_regular(path: str | os.PathLike[str], flags: int) -> int:
     """The descriptor of a regular file, checked after it is opened, so that no pipe can take its place in between.
 
+    A new one is this user's alone: whoever can open a file can lock it.
+
     Raises:
         OSError: it cannot be opened, or is no regular file.
     """
     flags |= getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
-    descriptor = os.open(path, flags, 0o644)
+    descriptor = os.open(path, flags, 0o600)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file")

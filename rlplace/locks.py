@@ -6,25 +6,28 @@ machine, since two would slow each other down.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shlex
 import socket
+import stat
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
 from rlplace.errors import FileProblem, RunnerError
-from rlplace.files import NO_LINK, cache_folder, open_regular
+from rlplace.files import NO_LINK, open_regular
 from rlplace.process_settings import close_own, keep_from_children
 
 if sys.platform != "win32":
     import fcntl
+    import pwd
 
 LOCK_FILE = ".rlplace.lock"
 """Hidden, inside the folder. The kernel's lock on it ends with its process, so a file that a killed run left behind
@@ -98,7 +101,8 @@ def take_file(path: Path, words: str) -> int | str:
         os.close(descriptor)  # else its last owner removed the file between our opening and our locking it
     if sys.platform != "win32":
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, words.encode()[:_MOST_BYTES], 0)
+        with suppress(OSError):  # a full disk: the lock holds all the same
+            os.pwrite(descriptor, words.encode()[:_MOST_BYTES], 0)
     return keep_from_children(descriptor)
 
 
@@ -169,7 +173,7 @@ def measuring_alone(
 ) -> Iterator[None]:
     """While active, no other process or thread measures on this machine; it may be used again within itself.
 
-    The lock is on a file in the user's cache folder. It ends with its process however that ends, and holds between
+    The lock is on a file in one of `lock_folders`. It ends with its process however that ends, and holds between
     containers that share that folder. Where no such file can be made, `say` is told, and measuring goes on without.
 
     Args:
@@ -182,7 +186,7 @@ def measuring_alone(
     Raises:
         RunnerError: another process measures here, and `is_waiting` is False.
     """
-    path = None if host.is_simulated else _lock_file(say)
+    path = None if host.is_simulated or sys.platform == "win32" else _lock_file(say)
     owner, thread = os.getpid(), threading.get_ident()
     if path is None or (path, owner, thread) in _HELD:
         yield
@@ -204,18 +208,34 @@ def measuring_alone(
         give_free(path, held, owner)
 
 
+def lock_folders() -> Iterator[Path]:
+    """Where the lock may be: under the home folder that the system has for this user, else in `/tmp`.
+
+    No environment variable moves it: searches with another `HOME` or `XDG_CACHE_HOME` slow each other down just so.
+    """
+    with suppress(KeyError):  # a container may run under a number that is no user's
+        yield Path("/", pwd.getpwuid(os.geteuid()).pw_dir, ".cache", "rlplace")
+    yield Path("/tmp", f"rlplace-{os.geteuid()}")
+
+
 def _lock_file(say: Callable[[str], None]) -> Path | None:
     """One for each machine, also where several share a home folder; None where none can be made."""
-    machine = hashlib.sha256(machine_id().encode()).hexdigest()[:16]
-    try:
-        folder = cache_folder()
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = folder / f"measuring-{machine}.lock"
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | NO_LINK, 0o600))
-    except (FileProblem, OSError) as error:
-        say(f"warning: nothing keeps other searches from measuring at the same time: {error}")
-        return None
-    return path
+    name, why = f"measuring-{hashlib.sha256(machine_id().encode()).hexdigest()[:16]}.lock", ""
+    for folder in lock_folders():
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # a lock of another user's would never end; the owner of the folder around it could replace it anyway
+            found, owners = folder.lstat(), (os.geteuid(), folder.parent.stat().st_uid)
+            is_shared = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or found.st_uid not in owners
+            if is_shared or not stat.S_ISDIR(found.st_mode):
+                raise PermissionError(errno.EPERM, "expected a folder that this user alone writes into", str(folder))
+            os.close(os.open(folder / name, os.O_RDWR | os.O_CREAT | NO_LINK, 0o600))
+        except OSError as error:
+            why = str(error)
+        else:
+            return folder / name
+    say(f"warning: nothing keeps other searches from measuring at the same time: {why}")
+    return None
 
 
 def machine_id() -> str:

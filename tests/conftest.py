@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from rlplace.files import cache_folder
+
 # The same examples on every run, however slow the machine: a change must not fail for an example that nobody has seen
 # before. `pytest --hypothesis-profile=random` looks for new ones.
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -31,4 +33,5 @@ def _own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     """Tests neither write into the store of whoever runs them nor wait for searches of theirs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr("rlplace.locks.lock_folders", lambda: iter([cache_folder()]))
         yield

@@ -15,15 +15,17 @@ from random_problems import plain_host
 
 from rlplace.cli.main import main
 from rlplace.errors import RunnerError
-from rlplace.locks import BOOT_ID, measuring_alone
+from rlplace.locks import BOOT_ID, lock_folders, measuring_alone
 
 HOLDER = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from core_hosts import core_host
+from rlplace import locks
 from rlplace.locks import measuring_alone
 
+locks.lock_folders = lambda: iter([Path(sys.argv[2])])
 with measuring_alone(core_host(), say=print, run=Path("runs/theirs")):
     print("held", flush=True)
     sys.stdin.read()
@@ -37,9 +39,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def holder() -> Iterator[subprocess.Popen[str]]:
+def holder(cache: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that measures here."""
-    command = [sys.executable, "-c", HOLDER, str(Path(__file__).parent)]
+    command = [sys.executable, "-c", HOLDER, str(Path(__file__).parent), str(cache)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
@@ -105,6 +107,41 @@ def test_a_holder_with_our_number_is_another_process(holder: subprocess.Popen[st
         measuring_alone(core_host(), say=print, is_waiting=False),
     ):
         pass
+
+
+def test_no_environment_variable_moves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = list(lock_folders())
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "TMPDIR", "USER", "LOGNAME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    assert list(lock_folders()) == before
+    assert all(folder.is_absolute() and not folder.is_relative_to(tmp_path) for folder in before)
+
+
+def test_a_user_without_a_home_has_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 4_000_000_123)
+    assert list(lock_folders()) == [Path("/tmp/rlplace-4000000123")]
+
+
+@pytest.mark.parametrize("how", ["others write into it", "another user made it", "a link"])
+def test_a_folder_where_another_user_could_hold_it_for_ever_is_not_used(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir(mode=0o700)
+    if how == "others write into it":
+        first.chmod(0o777)
+    elif how == "a link":
+        first.rename(tmp_path / "third")
+        first.symlink_to("third")
+    elif os.geteuid() == 0:
+        os.chown(first, 65534, 65534)
+    else:
+        pytest.skip("only root may give a folder away")
+    monkeypatch.setattr("rlplace.locks.lock_folders", lambda: iter([first, second]))
+    with measuring_alone(core_host(), say=pytest.fail):
+        (lock,) = second.iterdir()
+        assert lock.stat().st_mode & 0o777 == 0o600
+        assert list(first.iterdir()) == []
 
 
 @pytest.mark.skipif(not BOOT_ID.exists(), reason="only Linux says since when it runs")

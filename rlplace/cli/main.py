@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import _thread
 import dataclasses
+import errno
 import inspect
 import os
 import signal
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from threading import Event
 from types import FrameType
 from typing import Annotated, Any, get_type_hints
@@ -56,6 +57,9 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 
 REFUSED_ALLOCATION = ("not enough memory", "can't allocate memory", "out of memory")
 """Words of a refused allocation of PyTorch's, which is a `RuntimeError`."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a disk that is full or broken: a failure, also where a file that the user named could not be written."""
+FULL_DATABASE = ("SQLITE_FULL", "SQLITE_IOERR")
 AGAIN_S = 0.05
 """After how long a Ctrl-C that was lost comes again."""
 
@@ -77,7 +81,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Ctrl-C gives 130, SIGTERM 143.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    code = 0
+    try:
+        try:
+            code = _run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            if sys.stdout is not None:  # closed by the caller
+                sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in (*FULL, errno.EROFS, errno.EPIPE):
+            raise
+        if code == 0 and error.errno != errno.EPIPE:  # nobody reads what is piped into `head` to its end
+            what = "the output cannot be written" if error.filename is None else f"{error.filename} cannot be used"
+            with suppress(OSError):  # stderr may be full, too
+                say(f"rlplace: failed: {what}: {error.strerror}.")
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            try:
+                stream.flush()
+            except OSError:  # at its end the interpreter would try again, and say so
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return code or 1
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    """The exit code of a command, whose errors are said."""
     if arguments[:1] in (["--version"], ["-V"]):
         print(f"rlplace {__version__}")
         return 0
@@ -104,7 +132,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 config=(tyro.conf.FlagCreatePairsOff,),
             )
     except (RlplaceError, TimeoutError) as error:  # or a step or a thread of ours did not end in time
-        kind, code = ("error", 2) if isinstance(error, UserError) else ("failed", 1)
+        cause = error.__cause__
+        is_full = getattr(cause, "errno", 0) in FULL or getattr(cause, "sqlite_errorname", "").startswith(FULL_DATABASE)
+        kind, code = ("error", 2) if isinstance(error, UserError) and not is_full else ("failed", 1)
         said, notes = f"{kind}: {str(error) or type(error).__name__}", getattr(error, "__notes__", ())
         is_open = notes and not said.endswith(".")
         say(" ".join((f"rlplace: {said}{'.' if is_open else ''}", *notes)))
@@ -120,9 +150,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"rlplace: failed: this machine's memory does not suffice: {asked}. Take a smaller workload or smaller "
             "sizes (a run that goes on takes those that it was started with), or free memory."
         )
-        return 1
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
 

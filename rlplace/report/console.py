@@ -196,6 +196,7 @@ def progress_of(asked: Progress | bool | None) -> Progress:
 WIDTH = 120
 """Columns of a printed table; longer notes continue in the next line."""
 NO_PLACEMENT_NOTE = "† no placement: measured for comparison, cannot be handed back"
+NOT_FASTEST_NOTE = "★ kept: in a race of their own, the rows above it were not clearly faster"
 NO_STEP_TIME_NOTE = "† no placement: for comparison, cannot be handed back"
 ROOT = "(the model itself)"
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
@@ -289,15 +290,26 @@ def results_table(rows: Sequence[Mapping[str, object]], *, best: str | None = No
         best: the method to mark as winner; by default the fastest placement.
         title: above the table.
     """
-    ranked = sorted(rows, key=_step_time_s)
+    ranked = sorted(rows, key=lambda row: (_step_time_s(row), row["method"] != best))
     placements = [row for row in ranked if row.get("placement", True)]
     others = [row for row in ranked if not row.get("placement", True)]
     if best is None:
         best = next((str(row["method"]) for row in placements if math.isfinite(_step_time_s(row))), None)
+    notes = starred_note([str(row["method"]) for row in placements], best), NO_PLACEMENT_NOTE if others else ""
     single_s = next((_step_time_s(row) for row in rows if row["method"] == "single"), math.inf)
     shown, styles = _in_sections(placements, others, lambda row: row["method"] == best, partial(_cells, single_s))
     columns = ("<method", ">step, ms", "<", ">vs single", ">placements", "notes")
-    return plain_table(columns, shown, title=title, styles=styles, caption=NO_PLACEMENT_NOTE if others else None)
+    return plain_table(columns, shown, title=title, styles=styles, caption="\n".join(filter(None, notes)) or None)
+
+
+def starred_note(placements: Sequence[str], best: str | None) -> str:
+    """Why the row with the star is not the first; empty where it is.
+
+    Args:
+        placements: methods of the rows, as they stand below each other.
+        best: the method with the star.
+    """
+    return NOT_FASTEST_NOTE if best in placements[1:] else ""
 
 
 def _in_sections(

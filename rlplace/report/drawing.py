@@ -85,7 +85,8 @@ def save_best_so_far_png(
     """Writes a picture of the best step time so far: over placements on the left, over seconds on the right.
 
     Each method is a line, the median over its seeds, and a band between their quartiles. Placements are those measured
-    where any were, else those scored. Step times are over that of the best single device; in ms where a curve has none.
+    where any were, each of them a point, and the best simulated step of these a thin line; else those scored. Step
+    times are over that of the best single device; in ms where a curve has none.
     An axis on which the curves span more than two decades is logarithmic.
 
     Args:
@@ -111,9 +112,14 @@ def save_best_so_far_png(
     panels[1].set_ylabel("")
     panels[1].tick_params(labelleft=False)
     series = plots[0].series
-    if any(one.low is not None for one in series):
-        note = f"median over seeds, and between their quartiles (fewer than {FEW_SEEDS} seeds: least to greatest)"
-        figure.text(0.07, 0.905, note, fontsize=9.5, color=FAINT_INK, ha="left", va="top")
+    notes = {
+        f"median over seeds, between quartiles (fewer than {FEW_SEEDS} seeds: extremes)": any(
+            one.low is not None for one in series
+        ),
+        "points: placements measured; thin line: the best simulated step of these": any(one.tried for one in series),
+    }
+    shown = "; ".join(note for note, is_shown in notes.items() if is_shown)
+    figure.text(0.07, 0.905, shown, fontsize=9.5, color=FAINT_INK, ha="left", va="top")
     if not series:
         panels[0].text(0.5, 0.5, "no placement was found", transform=panels[0].transAxes, ha="center", color=FAINT_INK)
     else:
@@ -233,6 +239,10 @@ def _draw(axes: Axes, plot: Plot) -> None:
         axes.step(x, one.y, where="post", linestyle=_dash(number), linewidth=1.7, **look)
         if one.low is not None and one.high is not None:
             axes.fill_between(x, one.low, one.high, step="post", color=one.color, alpha=0.16, linewidth=0, zorder=2)
+        for simulated, measured in (pairs.T for pairs in one.tried):
+            count = np.arange(1, len(measured) + 1)
+            axes.step(count, simulated, where="post", linewidth=0.7, color=one.color, zorder=2)
+            axes.scatter(count, measured, s=14, alpha=0.6, linewidths=0, color=one.color, zorder=2.5)
     if plot.series:
         for level in plot.levels.values():
             axes.axhline(level, color=FAINT_INK, linewidth=0.8, zorder=1.5)

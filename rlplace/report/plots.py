@@ -78,6 +78,7 @@ class Series:
         color: `#RRGGBB`.
         low: (P,) lower end of a band around the steps; None without one.
         high: (P,) its upper end.
+        tried: (K, 2) for each run, the k-th row at x = k: the least simulated value until there, and the measured one.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Series:
     color: str
     low: Floats | None = None
     high: Floats | None = None
+    tried: tuple[Floats, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,12 +120,14 @@ class Curve:
         history: (K, 4) `COLUMNS`, a row wherever the best improved; the first three columns never fall.
         spent: evaluations, placements measured and seconds in all.
         single_s: step time on the best single device; not finite where there is none.
+        tried: (K, 2) simulated and measured seconds of every placement that ran, in order.
     """
 
     method: str
     history: ArrayLike
     spent: tuple[float, float, float]
     single_s: float = math.nan
+    tried: ArrayLike = ()
 
     def steps(self, axis: str, *, is_ratio: bool) -> tuple[Floats, Floats]:
         """(K,) the spent budget of `axis`, and (K,) step times over `single_s`, or in ms.
@@ -187,6 +191,8 @@ def best_so_far(
 ) -> Plot:
     """The best step time so far of every method that found one, over the budget that it had spent.
 
+    Over placements measured, every one of them is a point, and the least simulated step time of them a second line.
+
     Args:
         curves: of any number of methods and seeds.
         axis: one of the first three `COLUMNS`; logarithmic where the curves span more than two decades of it.
@@ -196,7 +202,12 @@ def best_so_far(
         levels: step times to compare with, by name.
     """
     runs, ends = defaultdict[str, list[tuple[Floats, Floats]]](list), defaultdict[str, float](float)
+    tried = defaultdict[str, list[Floats]](list)
     for curve in curves:
+        pairs = np.array(curve.tried, dtype=np.float64).reshape(-1, 2) / (curve.single_s if is_ratio else 1e-3)
+        if len(pairs):
+            pairs[:, 0] = np.minimum.accumulate(pairs[:, 0])
+            tried[curve.method].append(pairs)
         x, y = curve.steps(axis, is_ratio=is_ratio)
         runs[curve.method].append((x, y))
         ends[curve.method] = max(ends[curve.method], curve.spent[COLUMNS.index(axis)], *x[-1:])
@@ -205,10 +216,13 @@ def best_so_far(
         x, low, y, high = band_of(some, max(ends.values()) if is_joined else ends[name])
         if (found := np.isfinite(y)).any():
             highest = np.where(np.isfinite(high), high, y[found].max())
-            band = (low[found], highest[found]) if len(some) > 1 else ()
-            series.append(Series(name, x[found], y[found], color, *band))
-    every_x = np.concatenate([one.x for one in series] or [np.empty(0)])
-    every_y = np.concatenate([one.y for one in series] or [np.empty(0)])
+            low_y, high_y = (low[found], highest[found]) if len(some) > 1 else (None, None)
+            shown = tuple(tried[name]) if axis == "measured" else ()
+            series.append(Series(name, x[found], y[found], color, low_y, high_y, shown))
+    every_x = np.concatenate([np.empty(0), *(one.x for one in series), *(np.ones(len(one.tried)) for one in series)])
+    # also of points that only another axis shows: panels side by side have one scale
+    ran = [pairs.ravel() for one in series for pairs in tried[one.name]]
+    every_y = np.concatenate([np.empty(0), *(one.y for one in series), *ran])
     unit = "over the best single device" if is_ratio else "ms"
     near = [level for level in (levels or {}).values() if level <= _FAR * every_y.max(initial=0.0)]
     vertical = _around(f"best {kind} step so far, {unit}", np.append(every_y, near))

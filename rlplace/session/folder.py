@@ -99,6 +99,10 @@ class RunFolder:
         if self.lock is not None:
             self.lock.release()
 
+    def clear(self) -> None:
+        """Removes the files of a run that could not be started."""
+        _remove_run(self.root)
+
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:
         """The folder of a run that was started before.

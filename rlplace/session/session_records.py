@@ -82,6 +82,11 @@ class ProblemFacts:
     whole_s: Seconds | None = None
     """Where the split was chosen, the shortest step that was simulated without one."""
 
+    def __post_init__(self) -> None:
+        refuse_if(
+            len(self.modules) != len(self.names), "modules", len(self.modules), f"{len(self.names)}, one for each op"
+        )
+
     @property
     def num_ops(self) -> int:
         """Of the step."""

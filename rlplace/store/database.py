@@ -321,6 +321,9 @@ def connect_safely(path: Path, *, is_writable: bool) -> sqlite3.Connection:
     _check_journal(path, _beside(path, "-journal"))
     with _COPYING:
         if is_writable:
+            # SQLite would read it all the same, and leave files of this user's that its owner cannot write
+            if path.exists() and not os.access(path, os.W_OK):
+                raise FileProblem(path, "cannot be written by this user: make it writable, or name another.")
             return _connect(path, "rwc")
         if _is_open_here(path):  # it was checked when it was opened, and its locks must outlive this reading
             return _for_reading(path)

@@ -563,6 +563,7 @@ def keep_outcome(run: TrainingRun, result: TrainResult, found: Mapping[str, Meth
                 [best.to_list() for best in one.history],
                 (one.num_scored, one.num_measured, one.seconds),
                 one.single_s,
+                one.tried,
             )
             for method, one in found.items()
         ],

@@ -52,8 +52,8 @@ from rlplace.training.train_and_resume import (
     Named,
     Shown,
     believed,
-    going_on,
     run_job,
+    started,
     written,
 )
 
@@ -307,10 +307,13 @@ def resume_elsewhere(
             job.check()
             weights = _weights(config, problem, known.session, progress.say)
             run = RunFolder.create(new_folder, overwrite=overwrite)
-            with closing(run), going_on(run, job, progress), Session.open(run) as session:
+
+            def keep(session: Session) -> None:
                 session.keep_files(weights)
                 job.keep(session, run)
                 session.keep_problem(prepared)
+
+            with started(run, job, progress, keep) as session:
                 known_hosts = () if made.learned is None else (made.learned,)
                 return run_job(job, prepared, run, session, progress, shown=shown, known_hosts=known_hosts)
 

@@ -11,7 +11,7 @@ import math
 import shlex
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,9 +195,29 @@ def run_training(
         progress.say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
         steps = job.steps()
         run = RunFolder.create(folder, overwrite=overwrite)
-        with closing(run), going_on(run, job, progress), Session.open(run) as session:
-            job.keep(session, run)
+        with started(run, job, progress, lambda session: job.keep(session, run)) as session:
             return run_job(job, steps, run, session, progress, shown=shown)
+
+
+@contextmanager
+def started(run: RunFolder, job: Job, progress: Progress, keep: Callable[[Session], None]) -> Iterator[Session]:
+    """The session of a new run, which can be gone on with from here.
+
+    Args:
+        run: its folder, which is closed at the end.
+        job: its request.
+        progress: told how to go on, if the run ends early.
+        keep: keeps what no run can go on without; if that fails, the same command may start the run again.
+    """
+    with closing(run):
+        try:
+            session = Session.open(run)
+            keep(session)
+        except BaseException:
+            run.clear()
+            raise
+        with session, going_on(run, job, progress):
+            yield session
 
 
 def run_job(
@@ -318,7 +338,7 @@ def going_on(run: RunFolder, job: Job, progress: Progress) -> Iterator[None]:
     except OSError as error:
         if error.errno not in FULL:
             raise
-        full = FileProblem(error.filename or run.root, f"cannot be written: {error.strerror}.")
+        full = FileProblem(error.filename or "the output", f"cannot be written: {error.strerror}.")
         full.add_note(f"To go on: {command}")
         raise full from error
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from rlplace import __version__
 from rlplace.cli.main import COMMANDS, main
+from rlplace.files import os_errors
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -190,6 +193,66 @@ def test_what_is_added_to_an_error_is_a_sentence_of_its_own(
     assert main(["hosts"]) == 1
     said = "rlplace: failed: device cpu:0 did not end. To go on: rlplace train --resume x\n"
     assert capsys.readouterr().err == said
+
+
+FULL = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="only Linux has a file that is always full")
+@pytest.mark.parametrize("words", [["hosts"], ["hosts", "--json"], ["--version"], ["--help"], ["hosts", "--help"]])
+def test_an_output_that_cannot_be_written_is_a_failure_in_one_line(words: list[str]) -> None:
+    command = [sys.executable, "-m", "rlplace.cli.main", *words]
+    with FULL.open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=600, check=False)
+        assert done.stderr == "rlplace: failed: the output cannot be written: No space left on device.\n"
+        assert done.returncode == 1
+        assert subprocess.run(command, stdout=full, stderr=full, timeout=600, check=False).returncode == 1
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="only Linux has a file that is always full")
+def test_a_mistake_is_said_as_such_also_where_the_output_is_full() -> None:
+    command = [sys.executable, "-m", "rlplace.cli.main", "hosts", "4xV100"]
+    with FULL.open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=600, check=False)
+    assert done.returncode == 2
+    assert "unknown host" in done.stderr
+    assert "failed" not in done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, 1), (errno.EIO, 1), (errno.EACCES, 2)])
+def test_a_full_disk_is_no_mistake_of_the_users(
+    number: int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write(**_: object) -> None:
+        with os_errors("placement.json", "written"):
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("rlplace.cli.main.app", SimpleNamespace(cli=write))
+    assert main(["hosts"]) == code
+    kind = "failed" if code == 1 else "error"
+    assert capsys.readouterr().err == f"rlplace: {kind}: placement.json: cannot be written: {os.strerror(number)}.\n"
+
+
+@pytest.mark.parametrize("name", [None, "kernels"])
+def test_a_disk_that_fails_anywhere_is_a_failure_in_one_line(
+    name: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write(**_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), name)
+
+    monkeypatch.setattr("rlplace.cli.main.app", SimpleNamespace(cli=write))
+    assert main(["hosts"]) == 1
+    what = "the output cannot be written" if name is None else f"{name} cannot be used"
+    assert capsys.readouterr().err == f"rlplace: failed: {what}: Read-only file system.\n"
+
+
+def test_an_error_that_is_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "none")
+
+    monkeypatch.setattr("rlplace.cli.main.app", SimpleNamespace(cli=fail))
+    with pytest.raises(FileNotFoundError):
+        main(["hosts"])
 
 
 def test_help_names_every_command() -> None:

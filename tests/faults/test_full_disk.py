@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from search_problems import fork_problem
 from stored import PLAN, REFERENCE, SESSION, outcome_of, plan_of, row_of
 
+from rlplace.cli.main import main
 from rlplace.errors import FileProblem
 from rlplace.files import read_json, write_json_atomic
+from rlplace.graphs import save_graph
 from rlplace.measure.measurement import MeasurementKey
 from rlplace.session.folder import RunFolder
 from rlplace.store import MeasurementStore, StoreLog
@@ -100,3 +105,35 @@ def test_a_disk_that_became_read_only_can_be_read_from(disk: Path) -> None:
     with pytest.raises(FileProblem, match=r"Read-only file system|cannot be written"):
         RunFolder.create(disk / "run")
     assert read_json(disk / "a.json") == {"a": 1}
+
+
+def test_a_run_that_cannot_be_started_leaves_nothing_and_starts_later_with_the_same_command(
+    tmp_path: Path, disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_graph(fork_problem(seed=0).graph, tmp_path / "fork.json")
+    words = [
+        "train",
+        str(tmp_path / "fork.json"),
+        "--host",
+        "2xK80",
+        "--evaluations",
+        "16",
+        "--quiet",
+        "--run",
+        str(disk / "run"),
+    ]
+    for spare in (0, 4096, 16384, 32768, 65536):
+        fill(disk, spare)
+        assert main(words) == 1, spare
+        said = capsys.readouterr().err
+        assert said.startswith(f"rlplace: failed: {disk / 'run'}")
+        assert said.count("\n") == 1
+        (disk / "ballast").unlink()
+        if "To go on: " in said:
+            command = said.partition("To go on: rlplace ")[2].strip()
+            assert main(shlex.split(command)) == 0, spare
+            assert main([*words, "--overwrite"]) == 0
+        else:
+            assert main(words) == 0, spare
+        capsys.readouterr()
+        shutil.rmtree(disk / "run")

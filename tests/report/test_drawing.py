@@ -87,6 +87,30 @@ def test_methods_end_together_and_seeds_belong_to_their_method() -> None:
     assert (in_ms["quick"].x.tolist(), in_ms["quick"].y.tolist()) == ([0.1, 9.0], [1000.0, 1000.0])
 
 
+def test_every_measured_placement_is_a_point_and_the_best_simulated_of_them_a_line(tmp_path: Path) -> None:
+    tried = [(3.0, 4.0), (5.0, 8.0), (1.0, 2.0)]
+    one = Curve("m", [(9, 1, 0.5, 4.0), (30, 3, 2.0, 2.0)], (40, 3, 2.0), 2.0, tried)
+    over_measured, over_seconds = (
+        best_so_far([one], axis, kind="measured", is_ratio=True) for axis in ("measured", "seconds")
+    )
+    (pairs,) = over_measured.series[0].tried
+    assert pairs.tolist() == [[1.5, 2.0], [1.5, 4.0], [0.5, 1.0]]
+    assert over_seconds.series[0].tried == ()  # when each of them ran is not kept
+    for plot in (over_measured, over_seconds):  # panels side by side
+        assert (plot.y.low, plot.y.high, plot.y.is_log) == (over_measured.y.low, over_measured.y.high, True)
+        assert plot.y.low < 0.5
+        assert plot.y.high > 4.0
+    pictures = []
+    flat = [(9, 1, 0.5, 2.0)]
+    for each in (Curve("m", flat, one.spent, 2.0, tried), Curve("m", flat, one.spent, 2.0)):
+        save_best_so_far_png(tmp_path / "a.png", [each], title="one method", kind="measured")
+        rgb = imread(tmp_path / "a.png")[..., :3]
+        blue = (rgb[..., 2] - rgb[..., 0] > 0.2) & (np.arange(rgb.shape[1]) < 0.43 * rgb.shape[1])
+        pictures.append(np.flatnonzero(blue.any(axis=1)))
+    rows = [found.max() - found.min() for found in pictures]
+    assert rows[0] > 300 > 20 > rows[1]  # without the points, one flat line
+
+
 def test_an_improvement_after_what_was_counted_is_still_shown() -> None:
     series = series_of([curve("m", (9, 6, 1.0, 2.0), spent=(9, 4, 1.0))], "measured", is_ratio=True)["m"]
     assert (series.x.tolist(), series.y.tolist()) == ([6], [1.0])

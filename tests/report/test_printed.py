@@ -18,6 +18,7 @@ from io import StringIO
 from typing import Any
 
 import numpy as np
+import pytest
 from micrographs import op_graph
 from random_problems import plain_host
 from rich.console import Console
@@ -33,7 +34,14 @@ from rlplace.measure.explain.explanation import Alternative, Explanation
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report import results_table
-from rlplace.report.console import NO_PLACEMENT_NOTE, advice_panel, compare_table, explanation_tables, graph_table
+from rlplace.report.console import (
+    NO_PLACEMENT_NOTE,
+    NOT_FASTEST_NOTE,
+    advice_panel,
+    compare_table,
+    explanation_tables,
+    graph_table,
+)
 
 ROWS: list[dict[str, object]] = [
     {"method": "single", "step_time_s": 0.2, "spread_s": 0.001, "placements": 2, "placement": True, "status": "ok"},
@@ -68,7 +76,24 @@ def test_rows_are_sorted_and_the_rest_set_apart_with_a_note() -> None:
 
 
 def test_the_winner_can_be_named() -> None:
-    assert [line[0] for line in printed(ROWS, best="single")][1:3] == ["learned", "single ★"]
+    lines = printed(ROWS, best="single")
+    assert [line[0] for line in lines][1:3] == ["learned", "single ★"]
+    assert [NOT_FASTEST_NOTE] in lines
+    assert [NOT_FASTEST_NOTE] not in printed(ROWS, best="learned")
+
+
+@pytest.mark.parametrize("spread_s", [0.0, None])
+def test_exact_times_have_no_spread(spread_s: float | None) -> None:
+    lines = printed([{**row, "spread_s": spread_s} for row in ROWS])
+    assert lines[1][:2] == ["learned ★", "126.00"]
+    assert "±" not in str(lines)
+
+
+def test_of_equal_rows_the_one_with_the_star_is_first() -> None:
+    equal = [{**row, "step_time_s": 0.2} for row in ROWS if row["placement"]]
+    lines = printed(equal, best="learned")
+    assert lines[1][0] == "learned ★"
+    assert [NOT_FASTEST_NOTE] not in lines
 
 
 def test_without_single_or_any_success_there_is_neither_ratio_nor_winner() -> None:

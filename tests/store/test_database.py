@@ -7,6 +7,7 @@ import resource
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -206,6 +207,36 @@ def test_a_read_only_store_can_be_read_and_not_written(path: Path) -> None:
             store.begin(SESSION)
     finally:
         path.parent.chmod(0o700)
+
+
+PRUNE = """
+import os, sys
+from rlplace.errors import FileProblem
+from rlplace.store import Filter, MeasurementStore
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)  # who may be barred from this Python: all of it is imported by now
+try:
+    with MeasurementStore.open(sys.argv[1]) as store:
+        store.prune(Filter())
+except FileProblem as error:
+    sys.exit(str(error))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+@pytest.mark.parametrize("is_foreign", [False, True])
+def test_who_may_not_write_a_store_leaves_nothing_beside_it(is_foreign: bool) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        path = Path(folder) / "measurements.db"
+        made(path, *(["CREATE TABLE theirs (a)"] if is_foreign else []))
+        Path(folder).chmod(0o777)
+        path.chmod(0o666 if is_foreign else 0o644)
+        command = [sys.executable, "-c", PRUNE, str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+        assert done.stderr.startswith(f"{path}: ")
+        assert [entry.name for entry in Path(folder).iterdir()] == [path.name]
 
 
 def fill(store: MeasurementStore, plans: Iterator[Plan]) -> None:

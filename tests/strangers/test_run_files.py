@@ -133,6 +133,18 @@ def test_nothing_of_a_run_gets_into_its_program_unread(field: str, tmp_path: Pat
     assert not calls
 
 
+@pytest.mark.parametrize("modules", [[], ["a"], ["a"] * 500])
+def test_a_run_with_more_or_fewer_modules_than_ops_is_refused(modules: list[str], tmp_path: Path) -> None:
+    graph, host = fork_join(2, 1, 8), resolve_host("2xK80")
+    run = placed_run(tmp_path / "run", "nmt@small", graph, host, np.zeros(graph.num_ops, dtype=np.int32)).root
+    change(run, "problem", modules=modules)
+    code, said = asked("export", str(run), "--format", "csv")
+    assert code == 2
+    assert f"modules is {len(modules)}, expected {graph.num_ops}, one for each op" in said
+    assert said.count("\n") == 1
+    assert not (run / "placement.csv").exists()
+
+
 def test_the_host_of_a_run_gets_into_its_program_as_a_short_text(tmp_path: Path) -> None:
     """The program prints it where it is run elsewhere."""
     graph, host = fork_join(2, 1, 8), resolve_host("2xK80")

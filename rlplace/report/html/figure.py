@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,7 +55,6 @@ class Figure:
         layout: plotly's layout; colours and fonts that all figures share are added by the page.
         height: in pixels.
         variants: the first one is how the figure is shown at first; none where there is one way only.
-        least_width: in pixels; on a narrower page it is scrolled sideways. 0 shrinks with the page.
     """
 
     id: str
@@ -63,16 +63,14 @@ class Figure:
     layout: Mapping[str, Any]
     height: int
     variants: Sequence[Variant] = ()
-    least_width: int = 0
 
     @property
     def place(self) -> str:
         """The markup of its place, which the page's script fills."""
-        width = f";min-width:{self.least_width}px" if self.least_width else ""
         return (
             f'<figure class="figure" id="{self.id}"><div class="controls"></div><div class="wide">'
             f'<div class="plot" role="img" aria-label="{html.escape(self.title)}" '
-            f'style="height:{self.height}px{width}"></div>'
+            f'style="height:{self.height}px"></div>'
             f"</div></figure>"
         )
 
@@ -254,8 +252,12 @@ def bullets(lines: Sequence[str]) -> str:
     return "<ul>" + "".join(f"<li>{prose(line)}</li>" for line in lines) + "</ul>"
 
 
+_PART_OF_PATH = re.compile(r"([./])(?=[^\W\d])")
+
+
 def _markup(value: object) -> str:
-    return value.markup if isinstance(value, Raw) else escaped(value)
+    """A value as HTML; a dotted or a file's path may go on in the next line after each of its parts, no word may."""
+    return value.markup if isinstance(value, Raw) else _PART_OF_PATH.sub(r"\1<wbr>", escaped(value))
 
 
 def _class(name: str) -> str:

@@ -24,7 +24,7 @@ import numpy as np
 from rlplace.errors import MissingExtra
 from rlplace.files import write_text_atomic
 from rlplace.measure.explain.explanation import Explanation
-from rlplace.report.console import NO_PLACEMENT_NOTE, alternative_rows, cut_rows, path_rows, share
+from rlplace.report.console import NO_PLACEMENT_NOTE, alternative_rows, cut_rows, path_rows, share, starred_note
 from rlplace.report.html.figure import (
     Figure,
     Raw,
@@ -252,8 +252,10 @@ def field_section(data: RunData) -> Section:
     heads = ["method", "step, ms", "", "", "of one device", "of eager", "placements", "measured", "notes"]
     styles = {index: style for index, (_, style) in enumerate(looks)}
     body = table(heads, cells, numbers=(1, 2, 4, 5, 6, 7), styles=styles, minor=(3, 5, 6, 7, 8))
-    note = "" if all(row.placement for row in rows) else paragraph(NO_PLACEMENT_NOTE, "note")
-    return Section("field", "The field", lead, body + note)
+    starred = starred_note([row.method for row in rows if row.placement], data.best)
+    notes = starred, "" if all(row.placement for row in rows) else NO_PLACEMENT_NOTE
+    body += "".join(paragraph(note, "note") for note in notes if note)
+    return Section("field", "The field", lead, body)
 
 
 def _bar(row: Row, longest: float) -> str:

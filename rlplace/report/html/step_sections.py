@@ -38,8 +38,6 @@ MOST_BARS = 4000
 """More slices than that are merged with their neighbours: no screen shows them one by one."""
 _FIRST_GRAIN, _COLORS_MIX_FROM = 1 / 20_000, 1 / 2_000
 _DEVICE_PX, _LINK_PX, _AROUND_PX = 56, 26, 84
-_LEAST_WIDTH_PX = 640
-"""Less would cut the title of the axis, and leave the lanes no more room than their names."""
 _MOST_LANES, _LABEL_CHARACTERS, _FILLED = 40, 22, 0.84
 
 
@@ -72,7 +70,7 @@ def timeline_section(data: RunData) -> Section | None:
     typical = ", a typical one" if data.ending.is_measured else ""
     lead = (
         f"One {trace.kind or data.kind} step of {format_seconds(trace.step_s)}{typical}: {len(trace.ops):,} ops "
-        f"and {num_transfers:,} transfers. Drag to zoom, double-click to see all of it again."
+        f"and {num_transfers:,} transfers."
     )
     note = paragraph(
         f"{len(trace.slices):,} ops and transfers are drawn as {shown:,} bars: short neighbours as one, which says "
@@ -80,7 +78,8 @@ def timeline_section(data: RunData) -> Section | None:
         "note",
     )
     figure = _figure(trace, bars)
-    body = figure.place + (note if shown < len(trace.slices) else "") + _table(trace)
+    how = paragraph("Drag to zoom, double-click to see all of it again.", "note minor")
+    body = figure.place + how + (note if shown < len(trace.slices) else "") + _table(trace)
     return Section("timeline", "Timeline", lead, body, (figure,))
 
 
@@ -140,7 +139,7 @@ def _figure(trace: Trace, bars: Mapping[int, list[Bar]]) -> Figure:
         barmode="overlay",
         bargap=0,
         margin={"l": 70, "r": 12, "t": 6, "b": 44},
-        xaxis=axis("milliseconds since the step began", range=[0, trace.step_s * 1e3], minallowed=0),
+        xaxis=axis("ms since the step began", range=[0, trace.step_s * 1e3], minallowed=0),
         yaxis=axis(
             "",
             tickvals=centers,
@@ -168,7 +167,6 @@ def _figure(trace: Trace, bars: Mapping[int, list[Bar]]) -> Figure:
         layout,
         sum(heights) + _AROUND_PX,
         variants,
-        _LEAST_WIDTH_PX,
     )
 
 

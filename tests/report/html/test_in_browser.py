@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from headless_chromium import CHROMIUM, Browser
-from run_files import HOSTILE, hostile_run, write_run
+from run_files import HOSTILE, hostile_run, retable, rows_of, write_run
 
 from rlplace.report.html.page import write_report
 
@@ -50,15 +50,45 @@ def test_every_figure_is_drawn_without_a_network(browser: Browser, tmp_path: Pat
     assert browser.ask(WIDER_THAN_ITS_BOX) == []
 
 
-def test_on_a_phone_all_of_the_timeline_is_reached_by_scrolling(browser: Browser, tmp_path: Path) -> None:
-    browser.look(width=390)
+def test_on_a_phone_all_of_the_timeline_is_in_view(browser: Browser, tmp_path: Path) -> None:
+    browser.look(width=420)
     browser.open(write_report(write_run(tmp_path / "run")), DRAWN)
     box = "document.querySelector('#timeline-figure .wide')"
-    drawn = "document.querySelector('#timeline-figure .plot svg.main-svg').getBoundingClientRect().width"
-    assert browser.ask(f"{box}.scrollWidth") >= browser.ask(drawn) > browser.ask(f"{box}.clientWidth")
+    assert browser.ask(f"{box}.scrollWidth") == browser.ask(f"{box}.clientWidth")
     title = "document.querySelector('#timeline-figure .xtitle').getBoundingClientRect()"
     plot = "document.querySelector('#timeline-figure .plot').getBoundingClientRect()"
     assert browser.ask(f"{plot}.left <= {title}.left && {title}.right <= {plot}.right")
+    assert browser.ask("document.querySelector('#timeline .minor').offsetParent === null"), "nothing is dragged here"
+
+
+PATH = "transformer.encoder.layers.0.self_attention.output.dense"
+BROKEN_WORDS = """
+[...document.querySelectorAll("td")].filter(cell => cell.offsetParent).flatMap(cell => {
+  const found = [], walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) for (const word of walker.currentNode.data.matchAll(/[^\\s-]+-?/g)) {
+    const range = document.createRange();
+    range.setStart(walker.currentNode, word.index);
+    range.setEnd(walker.currentNode, word.index + word[0].length);
+    if (new Set([...range.getClientRects()].map(line => Math.round(line.top))).size > 1) found.push(word[0]);
+  }
+  return found;
+})
+"""
+
+
+@pytest.mark.parametrize("width", [1300, 420])
+def test_no_note_is_clipped_and_no_word_broken(browser: Browser, tmp_path: Path, width: int) -> None:
+    run = write_run(tmp_path / "run", names=[PATH.replace("0", str(k)) for k in range(24)])
+    noted = [{**row, "why": "its best until a device did not end its part in time " * 3} for row in rows_of()]
+    retable(run, [row for row in noted if row["step_time_s"]])
+    browser.look(width=width)
+    browser.open(write_report(run), DRAWN)
+    assert browser.ask(BROKEN_WORDS) == []
+    assert browser.ask("document.documentElement.scrollWidth") == width
+    tables = (
+        "[...document.querySelectorAll('#field .wide, #explained .wide')].map(box => box.scrollWidth - box.clientWidth)"
+    )
+    assert max(browser.ask(tables)) <= (0 if width == 1300 else 20)
 
 
 def test_another_way_to_look_at_a_figure_is_a_click_away(browser: Browser, tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ from rlplace.measure.explain.explanation import Explanation
 from rlplace.measure.host_model import LearnedHost, Prior
 from rlplace.measure.host_model.learned_host import LearnedFactor
 from rlplace.measure.timing.verdict import judge
+from rlplace.report.console import NOT_FASTEST_NOTE
 from rlplace.report.html import page, report_page
+from rlplace.report.html.figure import table
 from rlplace.report.html.page import (
     SECTIONS,
     command,
@@ -192,6 +194,23 @@ def test_of_equals_the_one_that_is_handed_back_is_first() -> None:
     rows = [{"method": name, "step_time_s": 0.5} for name in ("a", "b")]
     body = field_section(data_of({}, {"rows": rows, "best": {"method": "b"}})).body
     assert body.index("b ★") < body.index("<td>a<")
+    assert NOT_FASTEST_NOTE not in body
+
+
+def test_notes_may_wrap_and_words_of_tables_do_not_break() -> None:
+    style = (Path(page.__file__).parent / "style.css").read_text()
+    rules = dict(re.findall(r"^([^{}@]+?) \{ ([^{}]+?) \}$", style, re.MULTILINE))
+    assert [name for name, rule in rules.items() if name.startswith("td") and "nowrap" in rule] == [
+        "td.number + td:not(.number):not(:last-child)"  # of spreads; the notes are the last column
+    ]
+    assert "overflow-wrap: break-word" in rules["td"]
+    assert (table(["name"], [["a.b/c_d 1.5 &<b>"]])).count("a.<wbr>b/<wbr>c_d 1.5 &amp;&lt;b&gt;") == 1
+
+
+def test_a_star_below_a_faster_row_is_explained() -> None:
+    body = field_section(data_of({}, {"rows": rows_of(), "best": {"method": "single"}})).body
+    assert body.index("single ★") > body.index("<td>portfolio<")
+    assert f'<p class="note">{NOT_FASTEST_NOTE}</p>' in body
 
 
 def test_hostile_methods_are_text() -> None:
@@ -271,7 +290,7 @@ def test_every_setting_is_listed_and_hostile_ones_are_text() -> None:
         deep = {"down": deep}
     config = {"train": {"seed": 3, "pins": [["a", "b"]]}, HOSTILE[0]: HOSTILE[2], "deep": deep, "none": None}
     body = what_was_run_section(data_of(config, {"rows": rows_of()}, files=("result.json",))).body
-    assert "train.seed" in body
+    assert "train.<wbr>seed" in body
     assert "<script" not in body
     assert "<img" not in body
     assert '<a href="result.json">' in body
