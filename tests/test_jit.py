@@ -73,8 +73,8 @@ def test_without_a_folder_that_can_be_written_to_a_kernel_is_compiled_with_one_w
     monkeypatch.delenv(jit._TOLD)
     jit._warn_not_kept.cache_clear()
     with pytest.warns(RuntimeWarning, match="NUMBA_CACHE_DIR") as told:
-        twice, thrice = (jit.kernel(lambda x, k=k: k * x) for k in (2, 3))
-        assert (twice(5), thrice(5)) == (10, 15)
+        made = [jit.kernel(lambda x, k=k: k * x) for k in (2, 3)]
+    assert [each(5) for each in made] == [10, 15]
     assert len(told) == 1
     jit._warn_not_kept.cache_clear()
 

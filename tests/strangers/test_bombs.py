@@ -108,7 +108,7 @@ def test_a_route_over_too_many_links_is_refused() -> None:
 
 
 def test_json_of_many_values_or_keys_is_refused_at_once() -> None:
-    with pytest.raises(FileProblem, match="too many values, expected at most 20,000,000"):
+    with pytest.raises(FileProblem, match="too many values, expected at most 4,000,000"):
         parse_json("[" + "[]," * (MOST_JSON_VALUES // 2) + "[]]", "a.json")
     keys = [f'"{key}": 0' for key in range(300_000)]
     with pytest.raises(FileProblem, match="the key '299999' is given twice"):
@@ -215,7 +215,7 @@ def test_defaults_in_graphml_are_not_multiplied_by_the_nodes(tmp_path: Path) -> 
 def test_xml_of_many_values_is_refused(
     content: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlplace.graphs.formats.graphml.MOST_JSON_VALUES", 1000)
+    monkeypatch.setattr("rlplace.graphs.formats.graphml.MOST_GRAPH_VALUES", 1000)
     (tmp_path / "g.graphml").write_text(f"<graphml>{content}</graphml>")
     code, said = asked("graph", str(tmp_path / "g.graphml"))
     assert code == 2

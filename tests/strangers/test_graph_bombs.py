@@ -151,7 +151,7 @@ def test_lists_within_graphml_are_read_as_all_json(
     key = re.search('<key id="([^"]*)" for="graph" attr.name="outputs"', text)[1]
     path = tmp_path / "h.graphml"
     path.write_text(re.sub(f'(<data key="{key}">).*?(</data>)', lambda found: found[1] + content + found[2], text))
-    monkeypatch.setattr("rlplace.graphs.formats.graphml.MOST_JSON_VALUES", 5000)
+    monkeypatch.setattr("rlplace.graphs.formats.graphml.MOST_GRAPH_VALUES", 5000)
     assert words in refused(path)
 
 
@@ -165,7 +165,7 @@ def test_lists_within_graphml_count_together(tmp_path: Path, monkeypatch: pytest
         nodes = "".join(f'<node id="n{i}"/>' for i in range(count))
         path.write_text(f"<graphml>{key}{graph}{nodes}</graph></graphml>")
 
-    monkeypatch.setattr("rlplace.graphs.formats.graphml.MOST_JSON_VALUES", 1000)
+    monkeypatch.setattr("rlplace.graphs.formats.graphml.MOST_GRAPH_VALUES", 1000)
     write(f"[{'[],' * 40}[]]", 20)
     assert "too many values" in refused(path)
     monkeypatch.setattr("rlplace.graphs.formats.graphml.LARGEST_JSON_BYTES", 100_000)

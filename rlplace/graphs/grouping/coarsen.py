@@ -343,7 +343,8 @@ def distinct(keys: Longs) -> Longs:
     array([3, 7])
     """
     ordered: Longs = np.sort(keys)
-    return ordered[np.diff(ordered, prepend=ordered[:1] - 1) != 0]
+    is_new = np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]
+    return ordered.compress(is_new)
 
 
 def order_edges(graph: OpGraph, roots: Longs) -> Pairs:

@@ -1,4 +1,4 @@
-"""What ranks tell each other through a store of everybody: it cannot be changed unnoticed, and the secret is not in it."""
+"""What ranks tell each other through a store of everybody: no change goes unnoticed, and the secret is not in it."""
 
 from __future__ import annotations
 
