@@ -229,6 +229,8 @@ def parse_json(text: str, path: str | os.PathLike[str], *, most_values: int = MO
         raise FileProblem(path, f"not valid JSON: {error}. {hint}".rstrip()) from error
     except RecursionError as error:
         raise FileProblem(path, f"not usable JSON: nested too deeply. {hint}".rstrip()) from error
+    except MemoryError as error:
+        raise FileProblem(path, "JSON that this machine has too little memory for.") from error
     return data
 
 

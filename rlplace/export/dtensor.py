@@ -37,7 +37,7 @@ STYLES: dict[tuple[bool, type[nn.Module] | None, int], str] = {
 
 _TEMPLATE = '''"""Trains {workload} with tensor parallelism, in {num_ranks} shards (rlplace {version}).
 
-    torchrun --standalone --nproc-per-node {num_ranks} dtensor.py --steps 10
+    torchrun --nproc-per-node {num_ranks} dtensor.py --steps 10
 
 {expected}
 """
@@ -232,7 +232,7 @@ def dtensor_script(request: ExportRequest) -> Exported:
     left |= {name: f"no style for {kind}" for name, kind in kinds.items() if kind not in CLASSES}
     lines = list(_said(names, styles, left, moved))
     refuse_if(not styles, "split", cut.split, "of layers that have styles", where=WHERE, hint="; ".join(lines[1:]))
-    command = f"torchrun --standalone --nproc-per-node {len(team)} {request.run.root / DTENSOR.file}"
+    command = f"torchrun --nproc-per-node {len(team)} {request.run.root / DTENSOR.file}"
     simulated = f"; {clean(asked.host)} was simulated: elsewhere, change DEVICES in it" if request.is_simulated else ""
     say("\n".join((*lines, f"run it with {command}{simulated}")))
     text = _text(request, spec, [places[device] for device in team], styles, lines)

@@ -344,7 +344,7 @@ OPTIMIZERS = dict.fromkeys(("sgd", "momentum"), ("SGD", ("lr", "momentum", "weig
 
 _TEMPLATE = '''"""Trains {workload} in {num_stages} stages, {num_micro_batches} micro-batches (rlplace {version}).
 
-    torchrun --standalone --nproc-per-node {num_stages} pipeline.py --steps 10 --save trained
+    torchrun --nproc-per-node {num_stages} pipeline.py --steps 10 --save trained
 
 {expected}
 """
@@ -449,7 +449,7 @@ def pipeline_script(request: ExportRequest) -> Exported:
     plan = plan_pipeline(run)
     if request.session.allowed is not None:
         say("the run's pins, exclusions and what is together are not followed by stages")
-    command = f"torchrun --standalone --nproc-per-node {len(plan.stages)} {request.run.root / PIPELINE.file}"
+    command = f"torchrun --nproc-per-node {len(plan.stages)} {request.run.root / PIPELINE.file}"
     say("\n".join((*said(plan), f"run it with {command}")))
     return Exported(text_of(run, plan), figures(plan))
 

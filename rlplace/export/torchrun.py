@@ -17,7 +17,7 @@ WHERE = "torchrun"
 
 _TEMPLATE = '''"""Trains {workload} as placement.json beside this file says, a process a device (rlplace {version}).
 
-    torchrun --standalone --nproc-per-node {num_ranks} torchrun.py --steps 10 --checkpoints saved
+    torchrun --nproc-per-node {num_ranks} torchrun.py --steps 10 --checkpoints saved
 
 On several machines, start it on each with torchrun's options for nodes; all of them read and write one folder
 of checkpoints. The ranks are, in order: {names}.
@@ -35,6 +35,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 import rlplace
+from rlplace.measure.hosts.nodes import join
 from rlplace.workloads import build, parse_workload
 
 
@@ -45,7 +46,8 @@ def main(steps: int, clip: float | None, folder: Path | None, every: int) -> Non
     placement = rlplace.load_placement(Path(__file__).with_name("placement.json"))
     graph = rlplace.capture(model, inputs, workload.loss_fn, workload.optimizer, targets=targets{cut})
     step = rlplace.export.to_rank(model, graph, placement)
-    dist.init_process_group("gloo")  # of checkpoints; steps have connections of their own
+    nodes = join()  # of checkpoints, by addresses that are signed; steps have connections of their own
+    dist.init_process_group("gloo", store=nodes.store, rank=nodes.rank, world_size=nodes.num_ranks)
 
     # Complete checkpoints, by number of steps. To load one runs the code that is in it: use only your own.
     complete = [] if folder is None else [path.parent for path in folder.glob("[0-9]*/.metadata")]
@@ -125,13 +127,13 @@ def torchrun_script(request: ExportRequest) -> str:
     )
     machines = Counter(host.devices[index].machine for index in ranks)
     where = (
-        "--standalone"
+        ""
         if len(machines) == 1
         else f"--nnodes {len(machines)} --node-rank N --master-addr ADDRESS --master-port 29400"
     )
     counts = set(machines.values())
     number = str(*counts) if len(counts) == 1 else "COUNT"
-    command = f"torchrun {where} --nproc-per-node {number} {request.run.root / TORCHRUN.file}"
+    command = f"torchrun {where}{' ' * bool(where)}--nproc-per-node {number} {request.run.root / TORCHRUN.file}"
     if len(machines) > 1:
         command += f" on each of {', '.join(machines)}, N from 0 on"
         command += f", COUNT {', '.join(map(str, machines.values()))}" if len(counts) > 1 else ""

@@ -207,7 +207,7 @@ def test_two_processes_train_as_one_does(folder: Path, capsys: pytest.CaptureFix
     assert figures["left"] == {}
     assert figures["ranks"] == ["cpu:0", "cpu:1"]
     assert figures["moved_share"] == pytest.approx(0.0, abs=1e-12)
-    assert f"torchrun --standalone --nproc-per-node 2 {run.path('dtensor.py')}" in said.err
+    assert f"torchrun --nproc-per-node 2 {run.path('dtensor.py')}" in said.err
 
     (folder / "gradients.py").write_text(GRADIENTS, encoding="utf-8")
     cut = {f"{layer}.weight" for layer in PLAN if layer != "head"}

@@ -149,6 +149,20 @@ def test_ranks_with_different_placements_are_refused() -> None:
         assert "must build the same model" in said
 
 
+def test_a_second_model_of_the_same_ranks_has_keys_of_its_own() -> None:
+    """The store holds addresses, steps and layouts of the first: validly signed, and of no use."""
+    model, ((rows, late, labels),) = reader(), reader_batches(1)
+    graph = reader_graph(model)
+    plans = [scattered(graph, 2, seed=seed) for seed in (0, 1)]
+
+    def work(nodes: Nodes) -> list[float]:
+        steps = [RankModel(graph, plan, nodes) for plan in plans]
+        return [float(step(rows, late, targets=labels)) for step in steps]
+
+    losses, _ = eager(model, [(rows, late, labels)])
+    assert in_ranks(2, work) == [pytest.approx(losses * 2, rel=TOLERANCE)] * 2
+
+
 def test_after_a_failure_no_step_runs() -> None:
     model = reader()
     graph = reader_graph(model)

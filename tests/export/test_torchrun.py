@@ -135,7 +135,7 @@ def test_the_script_says_how_it_is_started(folder: Path, capsys: pytest.CaptureF
     compile(text, "torchrun.py", "exec")
     assert "micro_batches=3, batch_dims=(0, 0, 0), loss='joined'" in text
     assert "The ranks are, in order: cpu:0, cpu:1." in text
-    assert f"torchrun --standalone --nproc-per-node 2 {run.path('torchrun.py')}" in capsys.readouterr().err
+    assert f"torchrun --nproc-per-node 2 {run.path('torchrun.py')}" in capsys.readouterr().err
 
 
 def test_an_inference_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

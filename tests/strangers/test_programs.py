@@ -66,7 +66,7 @@ def test_nothing_beside_a_program_is_imported(name: str, is_safe: bool, tmp_path
 def test_the_command_that_a_program_names_imports_nothing_of_the_current_folder(text: str, tmp_path: Path) -> None:
     for module in ("torch", "numpy", "argparse", "re"):
         (tmp_path / f"{module}.py").write_text(MARK)
-    (command,) = re.findall(r"^ {4}(.*) --standalone", text, re.MULTILINE)
+    (command,) = re.findall(r"^ {4}(.*torchrun) --nproc-per-node", text, re.MULTILINE)
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     done = subprocess.run(
         f"{command} --help",

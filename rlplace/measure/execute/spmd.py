@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -46,8 +47,12 @@ class SpmdCrew(Crew):
     is_wired = True
 
     def __init__(self, host: Host, nodes: Nodes) -> None:
+        from torch._C._distributed_c10d import PrefixStore  # not in every PyTorch
+
         super().__init__(())
         self.here = (nodes.rank,)
+        # its own keys in the store: those of a crew before it hold what that one wrote
+        nodes = replace(nodes, store=PrefixStore(f"crew/{next(nodes.crews)}", nodes.store))
         self._nodes, self._place = nodes, torch_device(host.devices[nodes.rank])
         # before it is pinned: threads that carry messages may use any core
         self._wires = connect(host, nodes.rank, nodes.store, interface=nodes.interface)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import itertools
 import json
 import os
 import platform
@@ -17,7 +18,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -85,6 +86,7 @@ class Nodes:
         store: of all ranks, for messages under keys that nobody else uses; what these ranks did not write is refused.
         secret: known to these ranks alone, for connections between them.
         facts: of each rank.
+        crews: numbers for what all ranks make in one order: each has keys of its own in the store.
     """
 
     rank: int
@@ -97,6 +99,7 @@ class Nodes:
     store: Store = field(repr=False)
     secret: bytes = field(repr=False)
     facts: tuple[RankFacts, ...] = field(default=(), repr=False)
+    crews: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     @property
     def machines(self) -> tuple[str, ...]:
@@ -172,6 +175,9 @@ def check_machines(host: Host, *, where: str) -> None:
     for known in _JOINED:
         for name in named:
             check_known(f"machine in devices of {where}", name, known.machines)
+            count, most = sum(each.machine == name for each in host.devices), len(known.ranks_of(name))
+            expected = f"at most {most}, one for each process of torchrun there"
+            refuse_if(count > most, f"number of devices on machine {name!r}", count, expected, where=where)
 
 
 def join() -> Nodes:
@@ -197,7 +203,7 @@ def _joined() -> Nodes:
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    from rlplace.measure.hosts.signed_store import SignedStore, derived
+    from rlplace.measure.hosts.signed_store import SignedStore
 
     rank, num_ranks, local_rank, num_local = (int(os.environ[name]) for name in VARIABLES[:4])
     try:
@@ -216,7 +222,7 @@ def _joined() -> Nodes:
     own = _own_facts(names[rank], address, interface, local_rank, num_local)
     facts = [RankFacts(**each) for each in _gather(store, rank, num_ranks, "facts", asdict(own))]
     facts = [RankFacts(**(asdict(each) | {"cores": tuple(each.cores)})) for each in facts]
-    proof = derived(secret, "connections")
+    proof = derived(secret, f"connections/{session}")
     return Nodes(
         rank, num_ranks, local_rank, num_local, names[rank], address, interface, store, proof, facts=tuple(facts)
     )
@@ -257,7 +263,7 @@ def _welcome_all(store: Store, num_ranks: int) -> tuple[str, bytes]:
                     signed.get(f"rlplace/{session}/came/{rank}")
                     waiting.discard(rank)
                 elif store.check([f"rlplace/hello/{rank}"]):
-                    word = store.get(f"rlplace/hello/{rank}").decode()
+                    word = store.get(f"rlplace/hello/{rank}").decode(errors="replace")
                     if word not in welcomed:
                         proof = code(secret, f"welcome/{word}", session.encode()).hex()
                         store.set(f"rlplace/welcome/{word}", json.dumps([session, place, proof]))
@@ -280,9 +286,15 @@ def _await_welcome(store: Store, rank: int) -> tuple[str, bytes]:
 
     word = secrets.token_hex(16)
     store.set(f"rlplace/hello/{rank}", word)
-    session, place, proof = (str(each) for each in json.loads(store.get(f"rlplace/welcome/{word}")))
-    secret = own_secret() or Gift.taken(place)
-    if secret is None or not hmac.compare_digest(code(secret, f"welcome/{word}", session.encode()).hex(), proof):
+    answer = store.get(f"rlplace/welcome/{word}")
+    try:
+        session, place, proof = (str(each) for each in json.loads(answer))
+        secret = own_secret() or Gift.taken(place)
+        expected = b"" if secret is None else code(secret, f"welcome/{word}", session.encode())
+        is_known = bool(expected) and hmac.compare_digest(expected.hex().encode(), proof.encode())
+    except (ValueError, TypeError, RecursionError) as error:
+        raise RunnerError("the welcome in torchrun's store was not written by this run") from error
+    if secret is None or not is_known:
         store.set(f"rlplace/{session}/refused/{rank}", "1")
         raise _unlike(rank)
     SignedStore(store, secret).set(f"rlplace/{session}/came/{rank}", "1")
@@ -293,7 +305,8 @@ def _await_welcome(store: Store, rank: int) -> tuple[str, bytes]:
 def _unlike(rank: int) -> InvalidValue:
     from rlplace.measure.hosts.signed_store import HINT, SECRET
 
-    return InvalidValue(SECRET, f"another, or none, of rank {rank}", "one that all ranks know", hint=HINT)
+    hint = f"{HINT} (Or another process that reaches torchrun's store said so.)"
+    return InvalidValue(SECRET, f"another, or none, of rank {rank}", "one that all ranks know", hint=hint)
 
 
 def _gather(store: Store, rank: int, num_ranks: int, name: str, value: Any) -> list[Any]:
@@ -321,6 +334,11 @@ def _machine_names(known: Sequence[tuple[str, str]]) -> list[str]:
     clean = {group: re.sub(r"[^A-Za-z0-9_.-]", "-", name) or "machine" for group, name in known}
     names = list(clean.values())
     return [clean[group] if names.count(clean[group]) == 1 else f"{clean[group]}-{group}" for group, _ in known]
+
+
+def derived(secret: bytes, use: str) -> bytes:
+    """A secret for one use alone: what is proved in one protocol proves nothing in another."""
+    return hmac.digest(secret, use.encode(), "sha256")
 
 
 MOST_STRANGERS = 64
@@ -363,7 +381,12 @@ def accept_all(server: socket.socket, serve: Callable[[socket.socket, Callable[[
                 with contextlib.suppress(OSError):  # its thread closes it
                     oldest.shutdown(socket.SHUT_RDWR)
             strangers[accepted] = None
-        threading.Thread(target=run, args=(accepted,), daemon=True).start()
+        try:
+            threading.Thread(target=run, args=(accepted,), daemon=True).start()
+        except RuntimeError:  # no further thread can be started now
+            forget(accepted)
+            accepted.close()
+            time.sleep(_PAUSE_S)
 
 
 def _is_loopback(address: str) -> bool:

@@ -11,6 +11,7 @@ encrypted: that is theirs.
 
 from __future__ import annotations
 
+import fcntl
 import hmac
 import os
 import re
@@ -23,6 +24,7 @@ from typing import ClassVar
 from torch._C._distributed_c10d import Store
 
 from rlplace.errors import InvalidValue, RunnerError
+from rlplace.measure.hosts.nodes import derived
 
 SECRET = "RLPLACE_SECRET"
 """Variable of the environment, which other users of a machine cannot read, as they can a command line."""
@@ -34,6 +36,9 @@ HINT = (
 )
 _CODE_BYTES = 32
 _FILE = re.compile(r"[0-9]{1,10}/fd/[0-9]{1,10}", re.ASCII)
+_SECRET = re.compile(rb"[0-9a-f]{64}")
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+"""Of a `Gift`: no file of a folder has them, and nothing can be written into what has them."""
 
 
 class SignedStore(Store):
@@ -89,11 +94,6 @@ class SignedStore(Store):
         self._store.set_timeout(timeout)
 
 
-def derived(secret: bytes, use: str) -> bytes:
-    """A secret for one use alone: what is proved in one protocol proves nothing in another."""
-    return hmac.digest(secret, use.encode(), "sha256")
-
-
 def code(secret: bytes, key: str, value: bytes) -> bytes:
     """The proof that who wrote the value of a key knows the secret."""
     name = key.encode()
@@ -112,9 +112,10 @@ class Gift:
 
     def __init__(self) -> None:
         self.secret = secrets.token_hex(_CODE_BYTES).encode()
-        self._file = os.memfd_create("rlplace")
+        self._file = os.memfd_create("rlplace", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.fchmod(self._file, 0o600)
         os.write(self._file, self.secret)
+        fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, _SEALS)
         self.place = f"{os.getpid()}/fd/{self._file}"
 
     def close(self) -> None:
@@ -122,7 +123,10 @@ class Gift:
 
     @staticmethod
     def taken(place: str) -> bytes | None:
-        """The secret of a place that anyone may have told; None where there is none of this user."""
+        """The secret of a place that anyone may have told; None where there is none of this user.
+
+        A stranger may tell the place of any private file of this user whose beginning is known: only a gift counts.
+        """
         if not _FILE.fullmatch(place):
             return None
         try:
@@ -132,10 +136,13 @@ class Gift:
         try:
             found = os.fstat(file)
             is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
-            secret = os.pread(file, 2 * _CODE_BYTES, 0) if is_ours else b""
+            is_gift = is_ours and fcntl.fcntl(file, fcntl.F_GET_SEALS) == _SEALS
+            secret = os.pread(file, found.st_size, 0) if is_gift else b""
+        except OSError:  # a file without seals
+            return None
         finally:
             os.close(file)
-        return secret if len(secret) == 2 * _CODE_BYTES else None
+        return secret if _SECRET.fullmatch(secret) else None
 
 
 def own_secret() -> bytes | None:

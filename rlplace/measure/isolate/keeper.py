@@ -32,7 +32,7 @@ from uuid import uuid4
 
 from rlplace.errors import DeviceLost, RunnerError, check_known
 from rlplace.measure.execute.shared_memory import Arena
-from rlplace.measure.hosts.nodes import Nodes, accept_all, join
+from rlplace.measure.hosts.nodes import Nodes, accept_all, derived, join
 from rlplace.measure.isolate.messages import Board
 from rlplace.measure.isolate.packing import Packed, Section, shared_file
 from rlplace.measure.isolate.worker import Meeting, WorkerProcess, has_run
@@ -51,8 +51,8 @@ ASKED = ("lacks", "fill", "start", "look", "write_stacks", "stacks", "end")
 """Methods of `_Kept` that the other side may ask for."""
 _PORT = "port of the keeper/{}"
 """Its key in the store."""
-_FAILURES = (OSError, EOFError, AuthenticationError)
-"""Of a connection."""
+_FAILURES = (OSError, EOFError, AuthenticationError, AssertionError)
+"""Of a connection; the last is how Python's proof refuses what is none."""
 
 
 class State(NamedTuple):
@@ -76,7 +76,8 @@ def keep(nodes: Nodes) -> None:
     if nodes.rank == nodes.ranks_of(nodes.machine)[0]:
         family = socket.AF_INET6 if ":" in nodes.address else socket.AF_INET
         server = socket.create_server((nodes.address, 0), family=family)
-        threading.Thread(target=_Keeping(nodes.secret).serve, args=(server,), daemon=True).start()
+        keeping = _Keeping(derived(nodes.secret, nodes.machine))
+        threading.Thread(target=keeping.serve, args=(server,), daemon=True).start()
         nodes.store.set(_PORT.format(nodes.machine), str(server.getsockname()[1]))
     while not nodes.is_over:
         time.sleep(_ENDS_EVERY_S)
@@ -101,7 +102,7 @@ class _Keeping:
 
     def admit(self, accepted: socket.socket, is_known: Callable[[], None]) -> None:
         """Serves a connection that proves itself, as `accept_all` asks for."""
-        with contextlib.suppress(*_FAILURES):
+        with contextlib.suppress(*_FAILURES, RuntimeError):  # the last: no thread for its deadline
             connection = _proved(accepted, self._secret, asks_first=True)
             is_known()
             if name := _received(connection):
@@ -340,7 +341,7 @@ class Keeper:
         try:
             port = int(self._nodes.store.get(_PORT.format(self._machine)))
             opened = socket.create_connection((self._address, port), timeout=ANSWERS_WITHIN_S)
-            connection = _proved(opened, self._nodes.secret, asks_first=False)
+            connection = _proved(opened, derived(self._nodes.secret, self._machine), asks_first=False)
             _send(connection, name)
             if name:  # it is known there from now on
                 _await(connection)
@@ -452,8 +453,8 @@ def _proved(opened: socket.socket, secret: bytes, *, asks_first: bool) -> Connec
             opened.setsockopt(socket.IPPROTO_TCP, option, value)
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection: Connection[Any, Any] = Connection(os.dup(opened.fileno()))
-        late.start()
         try:
+            late.start()
             for step in (deliver_challenge, answer_challenge) if asks_first else (answer_challenge, deliver_challenge):
                 step(connection, secret)
         except BaseException:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,14 +118,18 @@ def test_a_place_that_is_no_descriptor_is_not_opened(place: str, monkeypatch: py
     assert Gift.taken(place) is None
 
 
-def test_a_file_that_others_can_read_is_no_secret() -> None:
-    file = os.memfd_create("open")
-    os.write(file, KEY * 2)
+@pytest.mark.parametrize("wrong", ["mode", "seals", "letters", "length", "a file of a folder"])
+def test_only_a_gift_is_a_secret(wrong: str, tmp_path: Path) -> None:
+    """A stranger may tell the place of any private file of this user whose beginning it knows, as of a lock."""
+    file = os.memfd_create("other", os.MFD_ALLOW_SEALING)
+    if wrong == "a file of a folder":
+        file = os.open(tmp_path / "nohup.out", os.O_RDWR | os.O_CREAT, 0o600)
+    os.write(file, b"z" * 64 if wrong == "letters" else b"a" * (65 if wrong == "length" else 64))
+    os.fchmod(file, 0o640 if wrong == "mode" else 0o600)
+    if wrong not in ("seals", "a file of a folder"):
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, signed_store._SEALS)
     try:
-        os.fchmod(file, 0o644)
         assert Gift.taken(f"{os.getpid()}/fd/{file}") is None
-        os.fchmod(file, 0o600)
-        assert Gift.taken(f"{os.getpid()}/fd/{file}") == KEY * 2
     finally:
         os.close(file)
 
@@ -175,6 +181,16 @@ def test_a_welcome_of_someone_else_is_no_welcome(monkeypatch: pytest.MonkeyPatch
 
     with pytest.raises(InvalidValue, match=SECRET):
         nodes._await_welcome(Answering(), 1)
+
+
+@pytest.mark.parametrize("answer", ["", "{", "[1, 2]", "7", '["a", "b", "\u00e9"]', "[" * 20_000])
+def test_a_welcome_that_is_none_is_one_line(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECRET, "s" * 40)
+    plain = HashStore()
+    monkeypatch.setattr(nodes.secrets, "token_hex", lambda _: "word")
+    plain.set("rlplace/welcome/word", answer)
+    with pytest.raises((InvalidValue, RunnerError), match=r"RLPLACE_SECRET|not written by this run"):
+        nodes._await_welcome(plain, 1)
 
 
 def test_a_short_secret_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
