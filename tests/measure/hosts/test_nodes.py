@@ -139,5 +139,8 @@ def test_a_host_is_checked_against_the_machines_that_are_there(monkeypatch: pyte
         check_present(TWO)
     monkeypatch.setattr(nodes, "_JOINED", nodes_of(facts_of(["a", "b"]))[:1])
     check_present(replace(TWO, devices=(here, replace(there, cores=(4000,)))))  # of another machine
+    crowd = nodes_host(facts_of(["a"] * 3 + ["b"]))
+    with pytest.raises(InvalidValue, match=r"number of devices on machine 'a' is 3, expected at most 1"):
+        check_present(crowd)
     with pytest.raises(InvalidValue, match=r"cores of device 'a/cpu:0' is \[4000\]"):
         check_present(replace(TWO, devices=(replace(here, cores=(4000,)), there)))
