@@ -110,6 +110,12 @@ class Nodes:
         """The ranks on a machine; the first of them is its keeper."""
         return tuple(rank for rank, each in enumerate(self.facts) if each.machine == machine)
 
+    def secret_of(self, machine: str) -> bytes:
+        """That of connections to the keeper of one machine: what is proved to another proves nothing to it."""
+        from rlplace.measure.hosts.signed_store import derived
+
+        return derived(self.secret, machine)
+
     def gather(self, name: str, value: Any) -> list[Any]:
         """The values of all ranks, each of which calls this once for a name.
 
@@ -203,7 +209,7 @@ def _joined() -> Nodes:
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    from rlplace.measure.hosts.signed_store import SignedStore
+    from rlplace.measure.hosts.signed_store import SignedStore, derived
 
     rank, num_ranks, local_rank, num_local = (int(os.environ[name]) for name in VARIABLES[:4])
     try:
@@ -334,11 +340,6 @@ def _machine_names(known: Sequence[tuple[str, str]]) -> list[str]:
     clean = {group: re.sub(r"[^A-Za-z0-9_.-]", "-", name) or "machine" for group, name in known}
     names = list(clean.values())
     return [clean[group] if names.count(clean[group]) == 1 else f"{clean[group]}-{group}" for group, _ in known]
-
-
-def derived(secret: bytes, use: str) -> bytes:
-    """A secret for one use alone: what is proved in one protocol proves nothing in another."""
-    return hmac.digest(secret, use.encode(), "sha256")
 
 
 MOST_STRANGERS = 64

@@ -24,7 +24,6 @@ from typing import ClassVar
 from torch._C._distributed_c10d import Store
 
 from rlplace.errors import InvalidValue, RunnerError
-from rlplace.measure.hosts.nodes import derived
 
 SECRET = "RLPLACE_SECRET"
 """Variable of the environment, which other users of a machine cannot read, as they can a command line."""
@@ -92,6 +91,11 @@ class SignedStore(Store):
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._store.set_timeout(timeout)
+
+
+def derived(secret: bytes, use: str) -> bytes:
+    """A secret for one use alone: what is proved in one protocol proves nothing in another."""
+    return hmac.digest(secret, use.encode(), "sha256")
 
 
 def code(secret: bytes, key: str, value: bytes) -> bytes:

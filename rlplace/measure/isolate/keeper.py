@@ -32,7 +32,7 @@ from uuid import uuid4
 
 from rlplace.errors import DeviceLost, RunnerError, check_known
 from rlplace.measure.execute.shared_memory import Arena
-from rlplace.measure.hosts.nodes import Nodes, accept_all, derived, join
+from rlplace.measure.hosts.nodes import Nodes, accept_all, join
 from rlplace.measure.isolate.messages import Board
 from rlplace.measure.isolate.packing import Packed, Section, shared_file
 from rlplace.measure.isolate.worker import Meeting, WorkerProcess, has_run
@@ -76,7 +76,7 @@ def keep(nodes: Nodes) -> None:
     if nodes.rank == nodes.ranks_of(nodes.machine)[0]:
         family = socket.AF_INET6 if ":" in nodes.address else socket.AF_INET
         server = socket.create_server((nodes.address, 0), family=family)
-        keeping = _Keeping(derived(nodes.secret, nodes.machine))
+        keeping = _Keeping(nodes.secret_of(nodes.machine))
         threading.Thread(target=keeping.serve, args=(server,), daemon=True).start()
         nodes.store.set(_PORT.format(nodes.machine), str(server.getsockname()[1]))
     while not nodes.is_over:
@@ -341,7 +341,7 @@ class Keeper:
         try:
             port = int(self._nodes.store.get(_PORT.format(self._machine)))
             opened = socket.create_connection((self._address, port), timeout=ANSWERS_WITHIN_S)
-            connection = _proved(opened, derived(self._nodes.secret, self._machine), asks_first=False)
+            connection = _proved(opened, self._nodes.secret_of(self._machine), asks_first=False)
             _send(connection, name)
             if name:  # it is known there from now on
                 _await(connection)
