@@ -39,10 +39,10 @@ def _rate(value: float) -> float:
     return value
 
 
-LEAST_RATE = 1e-3
+LEAST_RATE = 1e-30
 """Of a second: with less, a step of large tensors takes longer than a float can say."""
 Rate = Annotated[NotNegative, AfterValidator(_rate)]
-LONGEST_S = 1e6
+LONGEST_S = 1e30
 Delay = Annotated[Number, Field(ge=0, le=LONGEST_S)]
 """Of one op or transfer, in seconds."""
 Printable = Annotated[str, Field(max_length=1000), AfterValidator(_printable)]

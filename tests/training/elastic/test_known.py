@@ -88,7 +88,7 @@ def test_a_users_function_or_file_is_opened_only_if_it_is_named_again(run: Path)
         ("problem", {"graph_fingerprint": None}, "graph_fingerprint"),
         ("problem", {"op_order": "up"}, "op_order"),
         ("problem", {"cost_source": "dreamt"}, "cost_source"),
-        ("problem", {"names": []}, "op_time_s"),
+        ("problem", {"names": []}, "modules"),
         ("host", {"devices": 5}, "devices"),
         ("placement", {"op_device": [9]}, "op_device"),
     ],
