@@ -38,7 +38,7 @@ from rlplace.measure.execute.residents import Residents
 from rlplace.measure.execute.two_part_step import Kept, TwoPartStep
 from rlplace.measure.isolate.own_ranks import crew_of
 from rlplace.measure.placement import check_plan
-from rlplace.measure.timing.threads import keep_freed_memory
+from rlplace.measure.timing.threads import intra_op_threads, keep_freed_memory
 
 _log = logging.getLogger(__name__)
 
@@ -428,6 +428,7 @@ class ModuleGraph:
         values = iter(outputs)
         return self._program.returned(lambda _: next(values))
 
+    @intra_op_threads(1)  # what is copied here must leave no team that waits on the cores of the devices
     def forward(
         self, tensors: Sequence[torch.Tensor], number: int, shards: Mapping[int, torch.Tensor]
     ) -> tuple[list[torch.Tensor], Kept]:
@@ -436,6 +437,7 @@ class ModuleGraph:
         outputs, kept = self._step.run_first(given, number)
         return self._apart(outputs, self._output_is_shared), kept
 
+    @intra_op_threads(1)
     def backward(self, gradients: Sequence[torch.Tensor | None], kept: Kept, number: int) -> list[torch.Tensor | None]:
         """Gradients of parameters, then of inputs; those of all outputs, with a gradient or not, are given.
 
