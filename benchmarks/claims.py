@@ -39,6 +39,7 @@ from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.timing.eager_step import EagerRecipe
 from rlplace.measure.timing.host_runner import as_measurement
 from rlplace.measure.timing.race import Timer, idle_share, race
+from rlplace.measure.timing.threads import SPINS_S, keep_freed_memory
 from rlplace.measure.timing.verdict import interval
 from rlplace.session.session_records import MethodResult
 from rlplace.training.config import TrainConfig
@@ -283,19 +284,29 @@ def step_of(name: str, which: str, folder: Path) -> Callable[[], object]:
 
 
 def serve(name: str, which: str, folder: Path) -> None:
-    """Runs a step for each line that comes, and answers with its seconds."""
+    """Runs a step for each line that comes, and answers with its seconds.
+
+    The C library keeps freed memory here, as it does in races for all that is timed, and a step follows another of its
+    own, as in a loop.
+    """
+    keep_freed_memory()
     step = step_of(name, which, folder)
     for _ in range(WARMUP):
         step()
     print("ready", flush=True)
     for _ in sys.stdin:
+        step()
         begin_s = time.perf_counter()
         step()
         print(time.perf_counter() - begin_s, flush=True)
 
 
 def pairs(name: str, reference: str, folder: Path) -> list[float]:
-    """The placed step over the reference's, each in a process of its own, one waiting while the other runs."""
+    """The placed step over the reference's, each in a process of its own, one asleep while the other runs.
+
+    A team of OpenMP threads looks for work in a loop for some milliseconds after its step. It would take the cores from
+    the other process: before each step, there is a pause.
+    """
     ran = []
     for which in ("placed", reference):
         words = [sys.executable, __file__, "serve", "--name", name, "--which", which, "--folder", str(folder)]
@@ -309,6 +320,7 @@ def pairs(name: str, reference: str, folder: Path) -> list[float]:
         def one(process: subprocess.Popen[str]) -> float:
             assert process.stdin is not None
             assert process.stdout is not None
+            time.sleep(2 * SPINS_S)
             print(file=process.stdin, flush=True)
             return float(process.stdout.readline())
 
@@ -369,7 +381,9 @@ def real(most: int) -> None:
     head = ("run", "verdict", "beside", "claimed", "pairs", "95 % interval", "outside", "took, s", "idle")
     words = (
         f"Each run is one of `rlplace.place` with `budget_s={BUDGET_S:g}`. Then the placed step and the reference ran "
-        f"in processes of their own, in turn, {PAIRS} pairs. Ratios are of the placed step over the reference."
+        f"in processes of their own, in turn with pauses in which teams of threads fall asleep, {PAIRS} pairs. "
+        "Each step follows another of its own, and all processes keep freed memory, as in races. Ratios are of the "
+        "placed step over the reference."
     )
     page = f"# Claims, measured again\n\n{words}\n\n{table(head, *map(_line, runs))}\n{sums}\n\n{as_markdown(result)}"
     save("claims-real", result, page, indent=1)

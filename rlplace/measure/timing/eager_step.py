@@ -32,7 +32,7 @@ from rlplace.graphs.program import loss_of
 from rlplace.measure.execute.device_threads import Worker
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.timing.race import Timer
-from rlplace.measure.timing.threads import await_quiet_teams, intra_op_threads, usable_cores
+from rlplace.measure.timing.threads import intra_op_threads, usable_cores
 
 MAKING_S = 900.0
 """The time limit of compiling a model, or of another way of making a contender; plain PyTorch's own steps have it
@@ -117,6 +117,11 @@ class EagerStep:
         """Whether it uses every core."""
         return not self._is_cuda and self._num_threads == len(usable_cores())
 
+    @property
+    def has_team(self) -> bool:
+        """Whether it runs with a team of threads."""
+        return not self._is_cuda and self._num_threads > 1
+
     def __call__(self) -> float:
         """Seconds of one eager step.
 
@@ -125,10 +130,7 @@ class EagerStep:
             TimeoutError: it did not end within ten minutes on another thread.
         """
         with self._as_written():  # for all threads; what it takes is no part of the step
-            seconds = self._here() if self.worker is None else self._on_worker(self.worker)
-        if not self._is_cuda and self._num_threads > 1:
-            await_quiet_teams()
-        return seconds
+            return self._here() if self.worker is None else self._on_worker(self.worker)
 
     def _here(self) -> float:
         with intra_op_threads(self._num_threads):

@@ -36,9 +36,19 @@ from rlplace.measure.hosts.nodes import is_here
 from rlplace.measure.hosts.resolve import check_runs_here
 from rlplace.measure.measurement import Measurement, Status
 from rlplace.measure.problem import Plan, Problem, Timeline
-from rlplace.measure.timing.eager_step import EagerRecipe, Other
-from rlplace.measure.timing.race import REFERENCE, Lane, RaceProtocol, Suspensions, Timer, Watch, race, watched
-from rlplace.measure.timing.threads import await_quiet_teams, keep_freed_memory, usable_cores
+from rlplace.measure.timing.eager_step import EagerRecipe, EagerStep, Other
+from rlplace.measure.timing.race import (
+    REFERENCE,
+    Lane,
+    RaceProtocol,
+    Suspensions,
+    Timer,
+    Watch,
+    as_in_a_loop,
+    race,
+    watched,
+)
+from rlplace.measure.timing.threads import keep_freed_memory, usable_cores
 
 LONGEST_S = 120.0
 """A step that takes longer is a `timeout`, however slow its host."""
@@ -281,11 +291,11 @@ class HostRunner:
             self._saw_numbers |= not first.is_nan
             return seconds
 
-        return timer
+        return as_in_a_loop(timer, has_team=bool(np.isin(plan.devices, self._teams).any()))
 
     def _other(self, other: Other, contender: int) -> Timer:
         if not isinstance(other, EagerRecipe):
-            return other
+            return as_in_a_loop(other, has_team=False)
         self._watch.begin(contender, is_made=False)
         try:
             timer = other.timer(self._with_model(), self.problem.host, self.widest_worker())
@@ -294,7 +304,7 @@ class HostRunner:
                 raise
             return _raises(error)
         self._watch.end()
-        return timer
+        return as_in_a_loop(timer, has_team=isinstance(timer, EagerStep) and timer.has_team)
 
     def _timed(self, step: PlacedStep, peak_bytes: Sequence[int], number: int) -> float:
         try:
@@ -317,10 +327,7 @@ class HostRunner:
             self.num_steps += 1
             step.run(number, deadline_s=self._timeout_s)
         self.num_steps += 1
-        seconds = step.run(number, deadline_s=self._timeout_s)
-        if np.isin(step.plan.devices, self._teams).any():
-            await_quiet_teams()
-        return seconds
+        return step.run(number, deadline_s=self._timeout_s)
 
 
 @dataclass

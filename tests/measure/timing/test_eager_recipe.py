@@ -19,7 +19,6 @@ from rlplace.files import cache_folder
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.execute.device_threads import Streams, Worker
-from rlplace.measure.timing import eager_step
 from rlplace.measure.timing.eager_step import CudaGraphStep, EagerRecipe, EagerStep
 from rlplace.measure.timing.threads import usable_cores
 
@@ -45,18 +44,6 @@ def test_a_step_with_all_cores_runs_on_the_thread_that_has_them(graph: OpGraph, 
     narrow = EagerRecipe(num_threads=len(usable_cores()) + 1).timer(graph, HOST, widest)
     assert isinstance(narrow, EagerStep)
     assert narrow.worker is None
-
-
-@pytest.mark.parametrize(("num_threads", "expected"), [(2, 3), (1, 0)])
-def test_after_a_step_of_a_team_its_threads_go_to_sleep_before_the_next_one(
-    num_threads: int, expected: int, graph: OpGraph, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waits: list[bool] = []
-    monkeypatch.setattr(eager_step, "await_quiet_teams", lambda: waits.append(True))
-    timer = EagerRecipe(num_threads=num_threads).timer(graph, HOST, None)
-    for _ in range(3):
-        timer()
-    assert len(waits) == expected
 
 
 def test_a_model_is_compiled_before_the_race(graph: OpGraph, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,8 +31,9 @@ from rlplace.measure.execute.traced_ops import TracingCosts
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Plan, Problem, Timeline
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.measure.timing import host_runner
 from rlplace.measure.timing import host_runner as runner_module
+from rlplace.measure.timing import race as race_module
+from rlplace.measure.timing.eager_step import EagerRecipe
 from rlplace.measure.timing.host_runner import HostRunner, has_nan, with_timelines
 from rlplace.measure.timing.race import RaceProtocol
 from rlplace.measure.timing.threads import usable_cores
@@ -79,6 +80,12 @@ def placements(graph: OpGraph, count: int) -> NDArray[np.int32]:
     return np.stack([random_devices(graph, 2, generator) for _ in range(count)])
 
 
+@pytest.fixture
+def one_step_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(race_module, "WARM_S", 0.0)
+
+
+@pytest.mark.usefixtures("one_step_a_turn")
 def test_one_measurement_a_row(runner: HostRunner) -> None:
     graph = runner.problem.graph
     measured = runner.measure(placements(graph, 3))
@@ -91,6 +98,7 @@ def test_one_measurement_a_row(runner: HostRunner) -> None:
     assert len(runner.measure(placements(graph, 1)[0])) == 1, "a single placement is a batch of one"
 
 
+@pytest.mark.usefixtures("one_step_a_turn")
 def test_a_reference_is_timed_beside_them() -> None:
     graph = training()
     for runner in run_on(graph, reference=np.zeros(graph.num_ops, dtype=np.int32)):
@@ -120,23 +128,24 @@ def test_others_join_the_race(runner: HostRunner) -> None:
     assert [measurement.step_time_s for measurement in measured[1:]] == [1e-9, 7.0]
 
 
-@pytest.mark.parametrize(("cores", "has_teams"), [((0,), False), ((0, 1), True)])
-def test_after_a_step_with_a_team_of_threads_the_next_one_waits(
-    cores: tuple[int, ...], has_teams: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("cores", [(0,), (0, 1)])
+def test_after_the_steps_of_a_team_of_threads_the_next_ones_wait(
+    cores: tuple[int, ...], num_threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not set(cores) <= set(usable_cores()):
         pytest.skip("needs two cores")
     waits: list[bool] = []
-    monkeypatch.setattr(host_runner, "await_quiet_teams", lambda: waits.append(True))
+    monkeypatch.setattr(race_module, "await_quiet_teams", lambda: waits.append(True))
     graph, host = training(), core_host(2)
     host = dataclasses.replace(host, devices=(host.devices[0], dataclasses.replace(host.devices[1], cores=cores)))
     problem = dataclasses.replace(problem_of(graph), host=host)
-    runner = HostRunner(problem, NaivePlanner(graph), protocol=PROTOCOL)
-    with contextlib.closing(runner):
-        runner.measure(np.zeros((1, graph.num_ops), dtype=np.int32))
-        assert not waits
-        runner.measure(np.ones((1, graph.num_ops), dtype=np.int32))
-    assert bool(waits) is has_teams
+    protocol = RaceProtocol(warmup=0, min_rounds=3, max_rounds=3, hopeless=1e9)
+    planner = NaivePlanner(graph)
+    with contextlib.closing(HostRunner(problem, planner)) as runner:
+        plans = [planner.plan(np.full(graph.num_ops, device, dtype=np.int32)) for device in (0, 1)]
+        runner.measure_plans(plans, protocol=protocol, others=[EagerRecipe(num_threads=num_threads)])
+    assert len(waits) == 3 * (len(cores) == 2) + 3 * (num_threads == 2)
 
 
 def test_a_deadline_in_the_past_still_measures_everyone_once(runner: HostRunner) -> None:
@@ -182,6 +191,7 @@ def test_a_timeline_tells_the_memory_that_its_ops_were_seen_to_take_besides() ->
     assert 10_000 < timeline.memory_bytes.max() == Simulator(problem, threads=1).retime(plan).peak_bytes[0]
 
 
+@pytest.mark.usefixtures("one_step_a_turn")
 def test_plans_of_a_race_are_traced_after_it(runner: HostRunner) -> None:
     graph = runner.problem.graph
     plans = [naive_plan(graph, row) for row in placements(graph, 2)]
@@ -416,10 +426,10 @@ def test_what_holds_a_nan(result: object, expected: bool) -> None:
 def test_beside_a_number_a_nan_is_an_error(runner: HostRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a placement that ran before the one with a number; of NaN alone the model may be the cause."""
     chosen = placements(runner.problem.graph, 3)
-    monkeypatch.setattr(host_runner, "has_nan", lambda _: True)
+    monkeypatch.setattr(runner_module, "has_nan", lambda _: True)
     assert [measurement.status for measurement in runner.measure(chosen)] == ["ok"] * 3
     first = iter([True, False, True])
-    monkeypatch.setattr(host_runner, "has_nan", lambda _: next(first))
+    monkeypatch.setattr(runner_module, "has_nan", lambda _: next(first))
     measured = runner.measure(chosen)
     assert [measurement.status for measurement in measured] == ["error", "ok", "error"]
     assert all("NaN" in measured[k].why for k in (0, 2))

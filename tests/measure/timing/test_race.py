@@ -22,7 +22,17 @@ import pytest
 from rlplace.errors import InvalidValue
 from rlplace.measure.timing import race as idle
 from rlplace.measure.timing import race as suspensions
-from rlplace.measure.timing.race import MOST_TRIES, RaceProtocol, Suspensions, Watch, idle_share, race, watched
+from rlplace.measure.timing.race import (
+    MOST_TRIES,
+    WARM_S,
+    RaceProtocol,
+    Suspensions,
+    Watch,
+    as_in_a_loop,
+    idle_share,
+    race,
+    watched,
+)
 
 PROTOCOL = RaceProtocol(warmup=1, min_rounds=3, max_rounds=10, margin=0.05, hopeless=2.0)
 
@@ -47,6 +57,13 @@ class Machine:
             return seconds
 
         return run
+
+
+@pytest.mark.parametrize(("cold_s", "expected_s", "steps"), [(WARM_S / 2, 0.001, 2), (WARM_S, WARM_S, 1)])
+def test_a_short_step_is_timed_after_another_of_its_own(cold_s: float, expected_s: float, steps: int) -> None:
+    machine = Machine()
+    timer = as_in_a_loop(machine.timer("step", [cold_s, 0.001]), has_team=False)
+    assert (timer(), len(machine.order)) == (expected_s, steps)
 
 
 def failing(after: int, error: Exception) -> Callable[[], float]:

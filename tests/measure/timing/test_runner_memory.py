@@ -25,6 +25,7 @@ from rlplace.measure.execute.residents import Residents
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Plan, Problem
+from rlplace.measure.timing import race as race_module
 from rlplace.measure.timing.host_runner import HostRunner
 from rlplace.measure.timing.race import RaceProtocol
 
@@ -73,7 +74,10 @@ def on_each(graph: OpGraph) -> NDArray[np.int32]:
     return np.repeat(np.arange(2, dtype=np.int32)[:, None], graph.num_ops, axis=1)
 
 
-def test_placements_that_do_not_fit_together_race_all_the_same(gpus: plain_gpus.Calls) -> None:
+def test_placements_that_do_not_fit_together_race_all_the_same(
+    gpus: plain_gpus.Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(race_module, "WARM_S", 0.0)  # one step a turn
     graph = training()
     one = int(resident_bytes(graph, plain_gpus.gpu_host(2, 1), on_each(graph)[0]).sum())
     for runner in run_on(graph, int(1.5 * one), is_pooled=True):
