@@ -297,7 +297,8 @@ class _Known:
 
     def ensure_cache_path(self: Any) -> None:
         path = self.get_cache_path()
-        if not os.path.isabs(path) and not (config.CACHE_DIR and path.startswith(config.CACHE_DIR)):
+        named: str = config.CACHE_DIR  # type: ignore[attr-defined]
+        if not os.path.isabs(path) and not (named and path.startswith(named)):
             raise OSError(errno.ENOENT, "no cache folder of this user is known")
         super().ensure_cache_path()  # type: ignore[misc]
 
@@ -305,7 +306,7 @@ class _Known:
 class _CacheFiles(CompileResultCacheImpl):
     """Names of the files, with the sources of all kernels in them."""
 
-    _locator_classes: ClassVar[list[type]] = [
+    _locator_classes: ClassVar[list[type]] = [  # type: ignore[misc, assignment]
         type(each.__name__, (_Known, each), {}) for each in CompileResultCacheImpl._locator_classes
     ]
 

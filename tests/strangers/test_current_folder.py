@@ -172,7 +172,7 @@ def test_kernels_are_kept_nowhere_below_it_where_no_home_is_known(unknown: str, 
     (package / "own_kernel.py").write_text(KERNEL)
     (package / "__pycache__").write_text("a file: kernels are not kept beside the module")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
-    environment["PYTHONPATH"] = str(package)
+    environment["PYTHONPATH"] = os.pathsep.join((str(package), HOME))
     command = [sys.executable, "-P", "-c", "from own_kernel import doubled; print(doubled(21))"]
 
     def called(cache: str) -> str:
