@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import glob
 import hashlib
@@ -288,8 +289,26 @@ def sources() -> str:
     return hashlib.sha256(b"".join(digests)).hexdigest()[:16]
 
 
+class _Known:
+    """Of numba's ways to a folder: none below the current one, which may be a stranger's, unless the user named it.
+
+    Without a home, or where `XDG_CACHE_HOME` is empty, numba's own folder is there; it unpickles what it finds in one.
+    """
+
+    def ensure_cache_path(self: Any) -> None:
+        path = self.get_cache_path()
+        named: str = config.CACHE_DIR  # type: ignore[attr-defined]
+        if not os.path.isabs(path) and not (named and path.startswith(named)):
+            raise OSError(errno.ENOENT, "no cache folder of this user is known")
+        super().ensure_cache_path()  # type: ignore[misc]
+
+
 class _CacheFiles(CompileResultCacheImpl):
     """Names of the files, with the sources of all kernels in them."""
+
+    _locator_classes: ClassVar[list[type]] = [  # type: ignore[misc, assignment]
+        type(each.__name__, (_Known, each), {}) for each in CompileResultCacheImpl._locator_classes
+    ]
 
     def get_filename_base(self, fullname: str, abiflags: str) -> str:
         name = super().get_filename_base(fullname, abiflags)  # type: ignore[no-untyped-call]

@@ -229,7 +229,7 @@ def _lock_file(say: Callable[[str], None]) -> Path | None:
             is_shared = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or found.st_uid not in owners
             if is_shared or not stat.S_ISDIR(found.st_mode):
                 raise PermissionError(errno.EPERM, "expected a folder that this user alone writes into", str(folder))
-            os.close(os.open(folder / name, os.O_RDWR | os.O_CREAT | NO_LINK, 0o600))
+            os.close(open_regular(folder / name, os.O_RDWR | os.O_CREAT | NO_LINK))
         except OSError as error:
             why = str(error)
         else:

@@ -204,3 +204,13 @@ def test_without_a_place_for_the_lock_it_says_so_and_goes_on(cache: Path) -> Non
         pass
     assert len(said) == 1
     assert "nothing keeps other searches from measuring at the same time" in said[0]
+
+
+def test_a_pipe_in_place_of_the_lock_is_said_and_measuring_goes_on(cache: Path) -> None:
+    with measuring_alone(core_host(), say=print):
+        (lock,) = cache.glob("measuring-*.lock")
+    os.mkfifo(lock, 0o600)
+    said: list[str] = []
+    with measuring_alone(core_host(), say=said.append):
+        assert lock.is_fifo()
+    assert "nothing keeps other searches from measuring at the same time" in said[0]

@@ -245,11 +245,16 @@ def _keep(
         config = without_policy(dataclasses.replace(config, evaluations=None), host)
     job = Job.of(known.setup(host, host_word, gangs=gangs), config, placed_again=str(known.session.path.parent))
     prepared = Prepared(made.problem, known.session.request.asked, 0, placement.devices)
-    with closing(RunFolder.create(root, overwrite=overwrite)) as run, Session.open(run) as session:
-        job.keep(session, run)
-        job.keep_problem(prepared, session, run)
-        session.keep_placement(placement)
-        save_placement(placement, run.path("placement.json"))
+    with closing(RunFolder.create(root, overwrite=overwrite)) as run:
+        try:
+            with Session.open(run) as session:
+                job.keep(session, run)
+                job.keep_problem(prepared, session, run)
+                session.keep_placement(placement)
+                save_placement(placement, run.path("placement.json"))
+        except BaseException:
+            run.clear()
+            raise
 
 
 @one_thread_here()

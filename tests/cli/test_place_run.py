@@ -11,6 +11,7 @@ from elastic_hosts import simulated_host, without
 from run_folders import placed_run
 
 from rlplace.cli.main import main
+from rlplace.errors import FileProblem
 from rlplace.graphs.formats import save_graph
 from rlplace.graphs.synthetic import synthetic
 from rlplace.measure.hosts.host_file import save_host
@@ -96,6 +97,20 @@ def test_the_placement_is_simulated_and_exported(run: Path, capsys: pytest.Captu
     assert main(["place", str(other), *again(run), *options]) == 0
     assert json.loads(capsys.readouterr().out)["before_s"] > 0
     assert main(words(run, "--run", str(other))) == 2, "there is a run"
+
+
+def test_a_full_disk_leaves_no_half_of_a_run(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise FileProblem("session.db", "the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("rlplace.session.session.Session.keep_placement", full)
+        assert main(words(run, "--run", str(run.parent / "other"))) == 2
+    assert "the disk is full" in capsys.readouterr().err
+    assert list((run.parent / "other").iterdir()) == []
+    assert main(words(run, "--run", str(run.parent / "other"))) == 0
 
 
 def test_the_same_seed_finds_the_same(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from rlplace.graphs.formats import load_graph
 from rlplace.graphs.formats.graphml import read_graphml
 from rlplace.graphs.formats.networkx_graph import MOST_COMPARED, check_spelling
 from rlplace.measure.host_model import Prior, load_learned_host
-from rlplace.measure.hosts.host_file import host_from_dict, load_host, parse_yaml
+from rlplace.measure.hosts.host_file import Wiring, host_from_dict, lay_routes, load_host, parse_yaml
 from rlplace.policy.schedule_network import load_network
 from rlplace.training.config import TrainConfig
 from rlplace.workloads import parse_kept_workload, parse_workload
@@ -45,6 +45,38 @@ def test_merges_in_yaml_that_double_each_time_are_refused() -> None:
     with pytest.raises(FileProblem, match="it merges too many fields"):
         parse_yaml("\n".join(lines), "host.yaml")
     assert parse_yaml("\n".join(lines[:5]), "host.yaml") == {f"a{k}": {"x": 1} for k in range(5)}
+
+
+def test_long_texts_in_yaml_count_as_often_as_they_stand() -> None:
+    for one in ("*a", "{*a : 1}"):
+        lines = [f"a: &a {'x' * 60_000}", f"b: [{', '.join([one] * 2000)}]"]
+        with pytest.raises(FileProblem, match="stands for too many values"):
+            parse_yaml("\n".join(lines), "host.yaml")
+        assert parse_yaml("\n".join([lines[0], f"b: [{one}]"]), "host.yaml")
+
+
+def test_members_of_a_device_are_not_multiplied_without_end() -> None:
+    with pytest.raises(InvalidValue, match="members is a list of 1025 values, expected at most 1,024 values"):
+        host_from_dict({"name": "h", "devices": [DEVICE | {"count": 2, "members": ["gpu:0"] * 1025}]}, "host.json")
+
+
+def test_names_of_wirings_are_not_compared_with_all_before() -> None:
+    class Name(str):
+        compared = 0
+
+        def __eq__(self, other: object) -> bool:
+            Name.compared += 1
+            return super().__eq__(other)
+
+        __hash__ = str.__hash__
+
+    wirings = [Wiring(f"net{k}", 1e9, ports=("gpu",)) for k in range(300)]
+    for wiring in wirings:
+        object.__setattr__(wiring, "name", Name(wiring.name))
+    assert lay_routes(wirings, ["gpu"], "host.json") == ((), ())
+    assert Name.compared < 300
+    with pytest.raises(InvalidValue, match="a name that no other entry has"):
+        lay_routes([*wirings, wirings[7]], ["gpu"], "host.json")
 
 
 @pytest.mark.parametrize("text", ["&a [*a]", "a: &a {b: *a}", "&a [[[*a]]]"])

@@ -164,6 +164,30 @@ def test_kernels_are_kept_nowhere_that_it_names(before: str, tmp_path: Path) -> 
     assert index.read_bytes() == pickle.dumps(Opening())
 
 
+@pytest.mark.parametrize("unknown", ["", "cache"])
+def test_kernels_are_kept_nowhere_below_it_where_no_home_is_known(unknown: str, tmp_path: Path) -> None:
+    folder, package, kept = (tmp_path / name for name in ("gift", "package", "kept"))
+    for each in (folder, package, kept):
+        each.mkdir()
+    (package / "own_kernel.py").write_text(KERNEL)
+    (package / "__pycache__").write_text("a file: kernels are not kept beside the module")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    environment["PYTHONPATH"] = os.pathsep.join((str(package), HOME))
+    command = [sys.executable, "-P", "-c", "from own_kernel import doubled; print(doubled(21))"]
+
+    def called(cache: str) -> str:
+        return subprocess.check_output(command, cwd=folder, env=environment | {"XDG_CACHE_HOME": cache}, text=True)
+
+    assert called(str(kept)) == "42\n"
+    (index,) = kept.glob("numba/*/own_kernel*.nbi")
+    there = folder / unknown / index.relative_to(kept)
+    there.parent.mkdir(parents=True)
+    there.write_bytes(pickle.dumps(Opening()))
+    assert called(unknown) == "42\n"
+    assert not (folder / "ran").exists()
+    assert there.read_bytes() == pickle.dumps(Opening())
+
+
 def test_pictures_are_drawn_without_its_settings(tmp_path: Path) -> None:
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\nbackend: module://stranger\n")
     (tmp_path / "stranger.py").write_text(MARK)

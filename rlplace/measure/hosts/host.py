@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from rlplace.errors import InvalidValue, check_known, refuse_if
-from rlplace.records import AtLeastOne, Count, NotNegative, Number, Whole, record
+from rlplace.records import AtLeastOne, Count, Described, NotNegative, Number, Whole, record
 from rlplace.say import counted
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ Rate = Annotated[NotNegative, AfterValidator(_rate)]
 LONGEST_S = 1e30
 Delay = Annotated[Number, Field(ge=0, le=LONGEST_S)]
 """Of one op or transfer, in seconds."""
+Slowdown = Annotated[Number, Field(ge=0, le=1e12)]
+"""With more, a step takes longer than a float can say; what a host model learns of it has room below."""
 Printable = Annotated[str, Field(max_length=1000), AfterValidator(_printable)]
 """Names are shown in terminals and written into programs: a stranger's host file may hold any letters."""
 
@@ -87,7 +89,7 @@ class Device:
     """Shortest time of an op on the device, for estimated costs."""
     cores: Annotated[tuple[Count, ...], Field(max_length=4096)] = ()
     """CPU cores to which the device's thread is pinned; on the CPU an op has one thread per core."""
-    members: tuple[str, ...] = ()
+    members: Annotated[tuple[str, ...], Field(max_length=1024)] = ()
     """A gang: names of the devices that are busy whenever this one runs an op."""
     machine: Printable = ""
     """Name of its machine, where a host has several; `""` is this machine."""
@@ -144,6 +146,10 @@ class Route:
     """The destination device runs no op during a transfer (a CPU core makes the copy itself)."""
 
 
+_MOST_LETTERS = 1 << 29
+"""Of all routes and members, about: a short file stands for a million of them, each with names of its ends."""
+
+
 def _listed(names: str | tuple[str, ...]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else names
 
@@ -166,7 +172,7 @@ class Host:
     run_ahead: AtLeastOne = 1024
     """An op's launch begins only when the op this many places before it in its device's order has ended; 1 launches
     on an idle device only (a CPU core launches its own ops)."""
-    corun_slowdown: tuple[tuple[NotNegative, ...], ...] = ()
+    corun_slowdown: tuple[tuple[Slowdown, ...], ...] = ()
     """(D, D): an op on device d progresses at rate 1 / (1 + sum of `corun_slowdown[d][e]` over busy devices e). For
     parts of one GPU the initial value is 1, for other devices 0; a calibration fits both."""
     processes: bool = False
@@ -179,9 +185,10 @@ class Host:
         names, links = [device.name for device in self.devices], [link.name for link in self.links]
         for field_, given in (("devices", names), ("links", links)):
             refuse_if(len(set(given)) != len(given), field_, given, "unique names")
+        known_names = dict.fromkeys(names)
         for k, device in enumerate(self.devices):
             for name in device.members:
-                check_known(f"device in devices[{k}].members", name, dict.fromkeys(names))
+                check_known(f"device in devices[{k}].members", name, known_names)
         # sets first: of a thousand devices there are a million routes
         for field_, known, named in (
             ("source", names, {route.source for route in self.routes}),
@@ -192,6 +199,10 @@ class Host:
                 at = next(k for k, each in enumerate(self.routes) if name in _listed(getattr(each, field_)))
                 kind = "link" if field_ == "links" else "device"
                 check_known(f"{kind} in routes[{at}].{field_}", name, dict.fromkeys(known))
+        longest = max(map(len, names)) + max(map(len, links), default=0)
+        count = len(self.routes) + sum(len(device.members) for device in self.devices)
+        expected = f"at most {_MOST_LETTERS // longest:,} with names of so many letters ({longest:,})"
+        refuse_if(count * longest > _MOST_LETTERS, "routes", Described(f"{count:,}, members included"), expected)
         pairs = {(route.source, route.destination) for route in self.routes}
         refuse_if(len(pairs) != len(self.routes), "routes", "two routes for one pair of devices", "one route a pair")
         if len(pairs) - sum((name, name) in pairs for name in names) < len(names) * (len(names) - 1):

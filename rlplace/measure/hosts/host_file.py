@@ -267,8 +267,12 @@ _Loader.add_implicit_resolver(
 )
 
 
+_LETTERS = 100
+"""Of a text, that count as a value."""
+
+
 def _num_values(data: object, known: dict[int, int | None]) -> int:
-    """How many values there are if each is counted wherever it stands.
+    """How many values there are if each is counted wherever it stands; of long texts, their parts.
 
     Args:
         data: the parsed object, in which one object may stand in many places.
@@ -278,10 +282,10 @@ def _num_values(data: object, known: dict[int, int | None]) -> int:
         ValueError: a value holds itself.
     """
     if not isinstance(data, Mapping | list | tuple | set):
-        return 1
+        return 1 + len(data) // _LETTERS if isinstance(data, str | bytes) else 1
     if id(data) not in known:
         known[id(data)] = None
-        children = data.values() if isinstance(data, Mapping) else data
+        children = chain(data, data.values()) if isinstance(data, Mapping) else data
         known[id(data)] = 1 + sum(_num_values(child, known) for child in children)
     count = known[id(data)]
     if count is None:
@@ -316,15 +320,17 @@ def lay_routes(
     )
     links: dict[str, Link] = {}
     routes: dict[tuple[str, str], Route] = {}
+    seen: set[str] = set()
     for index, wiring in enumerate(wirings):
         at = f"topology[{index}]"
         refuse_if(
-            any(wiring.name == before.name for before in wirings[:index]),
+            wiring.name in seen,
             f"{at}.name",
             wiring.name,
             "a name that no other entry has",
             where=where,
         )
+        seen.add(wiring.name)
         wires = _routes_of(wiring, dict.fromkeys(devices), where, at)
         new = {pair: names for pair, names in wires.items() if pair not in routes} if routes else wires
         for pair, names in new.items():

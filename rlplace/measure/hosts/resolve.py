@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -179,8 +180,8 @@ def check_present(host: Host) -> None:
         hint="Use `cuda`; to simulate this host, set `backend: simulated` on its devices.",
     )
     check_machines(host, where=where)
-    if host.processes and not any(device.machine for device in host.devices):  # else torchrun has started them
-        _check_room(host, where)
+    if host.processes:
+        _check_room([each for each in host.devices if not each.machine], where)  # torchrun has started the others
     for device in filter(is_here, host.devices):
         if device.backend == "cuda":
             _check_gpu(device, host, where)
@@ -220,16 +221,16 @@ PROCESS_BYTES = 300 << 20
 """Memory of a process that has imported PyTorch and holds no tensor yet, about."""
 
 
-def _check_room(host: Host, where: str) -> None:
+def _check_room(devices: Sequence[Device], where: str) -> None:
     """Refuses more processes than this machine has room for: a stranger's folder may name any number of them."""
-    counts = Counter(core for device in host.devices for core in device.cores)
+    counts = Counter(core for device in devices for core in device.cores)
     shared = sorted(core for core, count in counts.items() if count > 1)
     refuse_if(shared, "cores", shared, "no core of two processes", where=where, hint=HINT)
-    needed, free = host.num_devices * PROCESS_BYTES, free_bytes()
+    needed, free = len(devices) * PROCESS_BYTES, free_bytes()
     refuse_if(
         needed > free,
         "devices",
-        Described(f"{host.num_devices} processes, which take {format_bytes(needed)}"),
+        Described(f"{len(devices)} processes, which take {format_bytes(needed)}"),
         f"what the {format_bytes(free)} of free memory have room for",
         where=where,
         hint=HINT,

@@ -30,7 +30,7 @@ SECRET = "RLPLACE_SECRET"
 LEAST_CHARACTERS = 32
 HINT = (
     f"Ranks that do not run as one user of one machine need the same {SECRET} on each: write one once "
-    "(openssl rand -hex 32 > secret; chmod 600 secret), copy the file, and start torchrun everywhere after "
+    "(umask 077; openssl rand -hex 32 > secret), copy the file, and start torchrun everywhere after "
     f"export {SECRET}=$(cat secret)."
 )
 _CODE_BYTES = 32
@@ -134,7 +134,7 @@ class Gift:
         if not _FILE.fullmatch(place):
             return None
         try:
-            file = os.open(f"/proc/{place}", os.O_RDONLY | os.O_NONBLOCK)
+            file = os.open(f"/proc/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError:
             return None
         try:
@@ -160,9 +160,9 @@ def own_secret() -> bytes | None:
         return None
     if len(given) < LEAST_CHARACTERS:
         raise InvalidValue(SECRET, f"{len(given)} characters", f"at least {LEAST_CHARACTERS} random ones", hint=HINT)
-    return given.encode()
+    return os.fsencode(given)
 
 
 def keep_secret(secret: bytes) -> None:
     """Has every process that this one starts know the secret: workers, and jobs in fresh processes."""
-    os.environ[SECRET] = secret.decode()
+    os.environ[SECRET] = os.fsdecode(secret)

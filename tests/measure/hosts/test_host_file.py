@@ -297,6 +297,21 @@ def test_figures_that_no_step_can_be_simulated_with_are_refused(
         host_from_dict(data, "odd.yaml")
 
 
+def test_a_slowdown_with_which_no_step_ends_is_refused() -> None:
+    data = {
+        "name": "two",
+        "devices": [{"name": "d", "count": 2, "kind": "gpu", "backend": "simulated", "memory_bytes": 1}],
+    }
+    data |= {"topology": [{"name": "net", "ports": ["d:*"], "bandwidth_bytes_per_s": 1e9}]}
+    for value, is_good in ((1e9, True), (1e300, False)):
+        with (
+            contextlib.nullcontext()
+            if is_good
+            else pytest.raises(InvalidValue, match=r"corun_slowdown\[1\]\[0\] is 1e\+300")
+        ):
+            host_from_dict(data | {"corun_slowdown": [[0.0, 1.0], [value, 0.0]]}, "odd.yaml")
+
+
 @pytest.mark.slow
 def test_a_host_of_a_thousand_devices_has_all_its_routes() -> None:
     facts = {"name": "gpu", "count": 1024, "kind": "gpu", "backend": "simulated", "memory_bytes": 1 << 34}

@@ -195,6 +195,15 @@ def test_processes_have_a_core_each_and_memory_for_all(monkeypatch: pytest.Monke
     check_present(unpinned)
     check_present(dataclasses.replace(stranger, processes=False))  # threads cost little
 
+    # the processes that torchrun started are there: those beside them are not
+    started = dataclasses.replace(twins[0], name="a/cpu:0", machine="a")
+    names = ["a/cpu:0", *(each.name for each in twins[1:])]
+    links, routes = lay_routes([Wiring("ram", 1e10, ports=("*cpu:*",))], names, "test")
+    beside = Host("beside", (started, *twins[1:]), links, routes, processes=True)
+    monkeypatch.setattr(resolve, "check_machines", lambda *_, **__: None)
+    with pytest.raises(InvalidValue, match="no core of two processes"):
+        check_present(beside)
+
 
 def test_sends_wait_between_processes_without_a_memory_in_common() -> None:
     words = ("procs:2", "cores:2", "4xV100-pcie-procs", "4xV100-pcie", "procs:1")
