@@ -79,7 +79,6 @@ def fit_priors(hosts: Sequence[LearnedHost], shipped: Priors) -> tuple[Priors, l
             "factors",
             0,
             "at least one factor that measured steps say something about",
-            where="fit_priors",
             hint="Name runs that measured more plans.",
         )
     return Priors(sections["estimated"], sections["profiled"]), found
