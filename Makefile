@@ -38,7 +38,7 @@ check: lint test-all
 
 # About two hours on two idle cores; every line stands by itself.
 bench: install
-	$(BIN)/rlplace bench simulator
+	$(BIN)/python benchmarks/simulator.py
 	$(BIN)/python benchmarks/graphs.py benchmarks/results
 	$(BIN)/python benchmarks/groupings.py
 	$(BIN)/python benchmarks/evaluations.py

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -11,8 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from rlplace.graphs import OpGraph, capture
 from rlplace.measure import Host, Problem, resolve_host
 from rlplace.measure.hosts.host_file import Wiring, lay_routes
-from rlplace.pretrain.pretraining import CAPTURED, KINDS, WIRES
 from rlplace.workloads import build, parse_workload
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "scripts"))
+from pretrain import CAPTURED, KINDS, WIRES
 
 WORKLOADS = tuple(workload for workload, count in CAPTURED if count == 1)
 SEEDS = range(100)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import core_micro
@@ -29,10 +30,12 @@ from rlplace.measure import Problem, Simulator, resolve_host
 from rlplace.policy.base import pretrained_path
 from rlplace.policy.schedule import propose
 from rlplace.policy.schedule_network import ScheduleNetwork, load_network
-from rlplace.pretrain.pretraining import draw
 from rlplace.search import Budget, find
 from rlplace.search.improve.starting_points import CROSSED, FIRST_WEIGHTS, START_WEIGHTS
 from rlplace.training.method_choice import METHODS, SCHEDULE
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "scripts"))
+from pretrain import draw
 
 COUNTS = (1, 16, 64)
 DRAWS = 9

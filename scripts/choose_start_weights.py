@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from pretrain import WORST, draw, vary
 from unrolled_networks import UNROLLED, unrolled_graph_of
 
 from rlplace.measure import Problem, Simulator
-from rlplace.pretrain.pretraining import WORST, draw, vary
 from rlplace.search.improve.starting_points import GROUPINGS, Schedulers
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))

@@ -1,6 +1,6 @@
 """Trains the weights that come with the package: python scripts/pretrain_shipped.py FOLDER [--resume].
 
-`rlplace pretrain` with its defaults, on the recurrent networks of `unrolled_networks.py` besides: no workload of the
+`pretrain.py` with its defaults, on the recurrent networks of `unrolled_networks.py` besides: no workload of the
 package but those that are judged on is unrolled over steps. What it leaves as `schedule.safetensors` and `.json` in
 FOLDER is what `rlplace/policy/weights/` holds.
 """
@@ -11,11 +11,10 @@ import dataclasses
 import sys
 from pathlib import Path
 
+from pretrain import PretrainConfig, pretrain
 from unrolled_networks import UNROLLED, unrolled_graph_of
 
 from rlplace.graphs import save_graph
-from rlplace.policy.options import PretrainConfig
-from rlplace.pretrain.pretraining import pretrain
 
 
 def main(folder: Path, resume: bool) -> None:

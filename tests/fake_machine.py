@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from email.message import Message
 from importlib.metadata import Distribution, PackageNotFoundError
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import rlplace
 from rlplace.doctor import CHECKS, Finding, System, run_checks
 
 GIB = 2**30
 REQUIRES = [
-    *("numpy>=2.0", "numba>=0.61", "torch>=2.9", "wandb>=0.18"),
+    *("numpy>=2.0", "numba<0.69,>=0.61", "torch>=2.9", "wandb>=0.18"),
     *("onnx>=1.16; extra == 'onnx'", "onnx>=1.16; extra == 'all'", "transformers>=5.0; extra == 'zoo'"),
 ]
-VERSIONS = {"rlplace": rlplace.__version__, "numpy": "2.3.1", "numba": "0.62", "torch": "2.9.0", "wandb": "0.20"}
+VERSIONS = {"rlplace": "0.1.0", "numpy": "2.3.1", "numba": "0.62", "torch": "2.9.0", "wandb": "0.20"}
 TOPOLOGY = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 FILES = {
     "proc/loadavg": "0.10 0.20 0.30 1/100 4242",
     "proc/meminfo": "MemTotal:       16777216 kB\nMemFree:         1048576 kB\nMemAvailable:    8388608 kB",
-    "proc/cpuinfo": "processor\t: 0\nmodel name\t: Abacus 9000\nflags\t: fpu",
     "proc/self/cgroup": "0::/",
-    "sys/devices/system/clocksource/clocksource0/current_clocksource": "tsc",
     **{TOPOLOGY.format(core): str(core) for core in range(4)},
 }
 
@@ -61,19 +55,13 @@ def fake_torch(
     )
 
 
-def distributions(versions: Mapping[str, str], home: Path) -> Callable[[str], Distribution]:
-    """What `importlib.metadata.distribution` would answer, with rlplace installed as editable from `home`."""
+def distributions(versions: Mapping[str, str]) -> Callable[[str], Distribution]:
+    """What `importlib.metadata.distribution` would answer."""
 
     def distribution(name: str) -> Distribution:
         if name not in versions:
             raise PackageNotFoundError(name)
-        metadata = Message()
-        metadata["Requires-Python"] = ">=3.11"
-        origin = json.dumps({"url": home.as_uri(), "dir_info": {"editable": True}})
-        facts = SimpleNamespace(
-            version=versions[name], requires=REQUIRES, metadata=metadata, read_text=lambda file: origin
-        )
-        return cast(Distribution, facts)
+        return cast(Distribution, SimpleNamespace(version=versions[name], requires=REQUIRES))
 
     return distribution
 
@@ -83,8 +71,6 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        (folder / "clone" / "rlplace" / "__pycache__").mkdir(parents=True)
-        (folder / "home").mkdir()
         for path, text in FILES.items():
             self.write(path, text)
 
@@ -93,26 +79,15 @@ class Machine:
         (self.folder / path).write_text(text)
 
     def system(self, *, versions: Mapping[str, str] = VERSIONS, **changes: Any) -> System:
-        clone = self.folder / "clone"
-        ticks = count()
         facts: dict[str, Any] = {
             "root": self.folder,
             "environ": {},
-            "package": clone / "rlplace",
-            "python_version": "3.12.1",
             "current_folder": lambda: str(self.folder),
-            "home": lambda: self.folder / "home",
             "usable_cores": lambda: (0, 1, 2, 3),
             "num_cores": lambda: 4,
-            "distribution": distributions(versions, clone),
-            "has_module": lambda name: True,
-            "find_program": lambda name: f"/usr/bin/{name}",
-            "is_writable": lambda path: True,
-            "free_bytes": lambda path: 50 * GIB,
-            "glibc_version": lambda: "glibc 2.39",
+            "distribution": distributions(versions),
             "import_torch": fake_torch,
             "op_times_s": lambda torch: [1e-3] * 100,
-            "now_s": lambda: next(ticks) * 50e-9,
         }
         return System(**{**facts, **changes})
 

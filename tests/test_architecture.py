@@ -37,12 +37,11 @@ LAYERS = {
     },
     "doctor": {"measure"},
     "advice": {"graphs", "measure", "search", "report", "session", "workloads"},
-    "pretrain": {"graphs", "measure", "env", "policy", "session", "workloads", "cluster"},
     "partitioning": {"graphs", "measure", "search", "report", "compare"},
     "export": {"graphs", "measure", "search", "report", "session", "training", "workloads"},
     "cli": {
         *("graphs", "measure", "search", "env", "policy", "report", "session", "training", "workloads"),
-        *("export", "compare", "partitioning", "store", "cluster", "doctor", "advice", "pretrain"),
+        *("export", "compare", "partitioning", "store", "cluster", "doctor", "advice"),
     },
     "__main__": {"cli"},
 }

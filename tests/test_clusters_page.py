@@ -34,8 +34,6 @@ SMALL = {
     "--evaluations 500": "--evaluations 60",
     "--seeds 8": "--seeds 3",
     "--budget 5m": "--budget 2s",
-    "pretrain weights": "pretrain weights --num-drawn 2 --drawn-problems 2 --num-bases 1 --num-varied 1"
-    " --varied-problems 2 --num-components 3 --problems 4 --no-captured --hidden 4 --steps 4",
 }
 """What is said shorter here."""
 NODE = (
@@ -149,7 +147,7 @@ def test_every_command_runs_on_two_nodes(terminal: Terminal) -> None:
     said = {command: terminal.run(command) for command in (USE[0], *ALONE, *USE[1:], *REAL)}
     assert said["ray status"].count(" 1 node_") == 2
     used = [text for command, text in said.items() if "--cluster" in command]
-    assert len(used) == 5
+    assert len(used) == 4
     assert all("cluster of 2 nodes, 2 cores" in text for text in used)
 
 

@@ -35,7 +35,6 @@ def test_every_rule_is_there_in_its_order() -> None:
         "cut-batch",
         "eager",
         "one-device",
-        "split-ops",
         "cut-batch",
         "place",
     ]

@@ -14,30 +14,28 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlplace.advice.verdict import Figures, Verdict, Words, decide
-from rlplace.errors import RlplaceError, RunnerError, UserError
-from rlplace.graphs import Constraints, OpGraph, SplitPlan
+from rlplace.errors import RlplaceError, UserError, refuse_if
+from rlplace.graphs import Constraints, OpGraph
 from rlplace.graphs.capturing.trace import kept_traces
 from rlplace.locks import measuring_alone
 from rlplace.measure import Host, Measurement, Plan, Problem, RaceProtocol, Simulator
 from rlplace.measure.bounds import even_split_s, lower_bound_s
 from rlplace.measure.costs.profile import profile_costs, profile_links
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.placement import PlacedSplit
 from rlplace.measure.problem import OP_ORDERS, capacity_bytes, single_device_peak_bytes
-from rlplace.measure.timing.eager_step import EagerRecipe, EagerStep, check_has_values
+from rlplace.measure.timing.eager_step import EagerRecipe, check_has_values
 from rlplace.measure.timing.race import idle_share
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.measure.timing.verdict import Outcome, disturbance, judge
 from rlplace.report.console import make_progress
 from rlplace.say import Say, format_seconds
 from rlplace.search import Budget, find
-from rlplace.search.parallel.choose_micro_batches import choose, shard_counts, spread_s
+from rlplace.search.parallel.choose_micro_batches import shard_counts, spread_s
 from rlplace.search.rules.baselines import best_single, plain_devices, whole_single_s
-from rlplace.session.prepare import Steps, check_no_split, describe_cut, make_problem
-from rlplace.session.setup import NO_SPLIT, TWO, Setup
+from rlplace.session.prepare import Steps, describe_cut, make_problem
+from rlplace.session.setup import NO_SPLIT, Setup
 from rlplace.workloads import WorkloadSpec
 
 SEARCH = "portfolio"
@@ -75,8 +73,6 @@ def advise(
     evaluations: int = EVALUATIONS,
     seed: int = 0,
     cuts: Mapping[int, Callable[[], Problem]] | None = None,
-    split: Callable[[int, SplitPlan], Problem] | None = None,
-    plan: SplitPlan | None = None,
     words: Words | None = None,
     say: Say | None = None,
     isolated: bool | None = None,
@@ -92,8 +88,6 @@ def advise(
         evaluations: placements that each search may simulate.
         seed: of the search.
         cuts: for each number of micro-batches, a function that makes the problem; they are tried while there is time.
-        split: makes the problem of a number of micro-batches whose ops are split; None: no split is tried.
-        plan: the split that is tried; by default some are, while there is time, and the best is chosen as `train` does.
         words: names for the message; by default those of the Python API.
         say: called with messages about results; no messages by default.
         isolated: whether placements run in a worker process; see `Evaluator`.
@@ -101,14 +95,13 @@ def advise(
     Raises:
         InvalidValue: no time, or no evaluations.
         RunnerError: no placement could be run.
-        UserError: the step cannot be split as `plan` says.
     """
     Budget(evaluations, seconds)  # which refuses what is out of range
     say = say or (lambda _: None)
     find(problem, SEARCH, Simulator(problem), Budget(WARM_UP_EVALUATIONS), seed=seed)
     begin_s = time.monotonic()
     searching_s = seconds * (SIMULATED_SHARE if problem.host.is_simulated else SEARCH_SHARE)
-    search_s = searching_s / (1 + len(cuts or {})) / (1 if split is None else 2)
+    search_s = searching_s / (1 + len(cuts or {}))
     found, is_refused = [_search(problem, search_s, evaluations, seed)], False
     say(f"{_each(found[0].count)}: {_words(found[0])}")
     for count, make in (cuts or {}).items():
@@ -122,74 +115,31 @@ def advise(
             say(f"{_each(count)}: left out ({str(error).splitlines()[0]})")
         else:
             say(f"{_each(count)}: {_words(found[-1])}")
-    sharded = None
-    if split is not None:
-        sharded = _sharded(found, split, plan, begin_s + searching_s, evaluations, seed, say)
     # a batch that cannot be cut cannot be split over devices either
-    figures = _simulated(found, sharded, can_cut=found[0].count == 1 and not is_refused)
-    figures = replace(figures, is_split_tried=split is not None)
+    figures = _simulated(found, can_cut=found[0].count == 1 and not is_refused)
     if not problem.host.is_simulated:
         say("racing one device, the best placement and plain PyTorch")
         with measuring_alone(problem.host, say=say):
-            figures = _measured(figures, found, sharded, begin_s + seconds, seed, isolated)
+            figures = _measured(figures, found, begin_s + seconds, seed, isolated)
     return decide(figures, words)
 
 
-def _search(
-    problem: Problem, seconds: float, evaluations: int, seed: int, start: NDArray[np.int32] | None = None
-) -> _Found:
-    """The result of a short search, which goes on from `start`, in the order of ops in which something fits."""
+def _search(problem: Problem, seconds: float, evaluations: int, seed: int) -> _Found:
+    """The result of a short search, in the order of ops in which something fits."""
     budget = Budget(min(FIRST_EVALUATIONS, evaluations))
-    made = [find(problem, SEARCH, Simulator(problem), budget, seed=seed, start=start)]
+    made = [find(problem, SEARCH, Simulator(problem), budget, seed=seed)]
     problem = replace(problem, op_order=made[0].op_order)
     if evaluations > FIRST_EVALUATIONS:
         share_s = seconds / (1 if made[0].devices is not None else len(OP_ORDERS))
         more = Budget(evaluations - FIRST_EVALUATIONS, max(share_s, 0.1))
-        made.insert(0, find(problem, SEARCH, Simulator(problem), more, seed=seed, start=start))
+        made.insert(0, find(problem, SEARCH, Simulator(problem), more, seed=seed))
     best = min(made, key=lambda one: one.step_time_s)
     simulator = Simulator(replace(problem, op_order=best.op_order))
     plan = simulator.plan(best.devices) if best.plan is None and best.devices is not None else best.plan
     return _Found(simulator.problem, simulator, plan, best.step_time_s, sum(one.evaluations for one in made))
 
 
-def _sharded(
-    found: list[_Found],
-    split: Callable[[int, SplitPlan], Problem],
-    plan: SplitPlan | None,
-    until_s: float,
-    evaluations: int,
-    seed: int,
-    say: Say,
-) -> _Found | None:
-    """The best placement of a step that is split as `plan` says, or as is chosen; None where no split is better.
-
-    The first split is made in any case, others until `until_s`.
-    """
-    made: list[Problem] = []
-
-    def make(count: int, plan: SplitPlan) -> Problem:
-        if made and time.monotonic() > until_s:
-            raise RunnerError("the time is up")
-        made.append(split(count, plan))
-        return made[-1]
-
-    best = min(found, key=lambda one: one.step_s)
-    if plan is not None:
-        one = _search(split(best.count, plan), until_s - time.monotonic(), evaluations, seed)
-    else:
-        say("choosing which ops to split")
-        problems = {one.count: lambda one=one: one.problem for one in found}
-        is_simulated = best.problem.host.is_simulated
-        chosen = choose(problems, evaluations=evaluations, seed=seed, say=say, split=make, by_size=is_simulated)
-        if chosen.split is None:
-            return None
-        one = _search(chosen.problem, until_s - time.monotonic(), evaluations, seed, chosen.devices)
-        one = replace(one, evaluations=one.evaluations + chosen.spent)
-    say(f"{PlacedSplit.of(one.problem.graph)}: {_words(one)}")
-    return one
-
-
-def _simulated(found: list[_Found], sharded: _Found | None, *, can_cut: bool) -> Figures:
+def _simulated(found: list[_Found], *, can_cut: bool) -> Figures:
     """The figures by simulation: of the first problem, which may be cut itself, and of the best of the others."""
     problem, simulator = found[0].problem, found[0].simulator
     single = best_single(problem, simulator)
@@ -199,8 +149,7 @@ def _simulated(found: list[_Found], sharded: _Found | None, *, can_cut: bool) ->
         if math.isfinite(single_s)
         else max(plain_devices(problem), key=lambda index: capacity_bytes(problem.host, index))
     )
-    tried = [*found, *([] if sharded is None else [sharded])]
-    bound_s, bound = min((lower_bound_s(one.problem) for one in tried), key=lambda pair: pair[0])
+    bound_s, bound = min((lower_bound_s(one.problem) for one in found), key=lambda pair: pair[0])
     whole, cut = [one for one in found if one.count == 1], _best_cut(found)
     best = min(found, key=lambda one: one.step_s).problem
     plain = [problem.host.devices[index] for index in plain_devices(problem)]
@@ -215,14 +164,11 @@ def _simulated(found: list[_Found], sharded: _Found | None, *, can_cut: bool) ->
         single_bytes=single_device_peak_bytes(problem.graph, problem.host, device, problem.workspace_bytes[:, device]),
         single_capacity_bytes=capacity_bytes(problem.host, device),
         placed_s=_finite(min((single_s, *(one.step_s for one in whole)))) if whole else None,
-        num_placements=sum(one.evaluations for one in tried),
+        num_placements=sum(one.evaluations for one in found),
         cut_s=None if cut is None else _finite(cut.step_s),
         cut_count=1 if cut is None else cut.count,
         counts=tuple(one.count for one in found),
         split_s=_finite(even_split_s(problem)) if can_cut else None,
-        sharded_s=None if sharded is None else _finite(sharded.step_s),
-        sharded=None if sharded is None else PlacedSplit.of(sharded.problem.graph),
-        sharded_count=1 if sharded is None else sharded.count,
         work_s=spread_s(best) if can_split and shard_counts(best) else None,
         eager_why="the host is simulated" if problem.host.is_simulated else "",
         op_order=problem.op_order,
@@ -235,14 +181,13 @@ def _simulated(found: list[_Found], sharded: _Found | None, *, can_cut: bool) ->
 def _measured(
     figures: Figures,
     found: list[_Found],
-    sharded: _Found | None,
     deadline_s: float,
     seed: int,
     isolated: bool | None,
 ) -> Figures:
-    """The figures with step times that were measured: the first problem's, of the best in micro-batches, with shards.
+    """The figures with step times that were measured: the first problem's, and of the best in micro-batches.
 
-    The latter two are raced only where they are faster in simulation. The bound, the even split and all work spread
+    The latter is raced only where it is faster in simulation. The bound, the even split and all work spread
     evenly, which op times give, are scaled by the measured over the simulated step time of one device: a busy machine
     is slower than its profile.
     """
@@ -251,7 +196,6 @@ def _measured(
     single, placed, eager, why, outcome = _race(first, deadline_s, seed, isolated)
     single_s = _step_s(single)
     ratio = single_s / figures.single_s if single_s is not None and figures.single_s else 1.0
-    spreads = [outcome.spread_s / outcome.step_time_s for outcome in (single, placed, eager) if outcome and outcome.ok]
     figures = replace(
         figures,
         kind="measured",
@@ -261,7 +205,6 @@ def _measured(
         single_s=single_s,
         eager_s=_step_s(eager),
         eager_why=why,
-        spread=max(spreads, default=0.0),
         placed_s=_step_s(placed) if first.count == 1 else None,
         cut_s=_step_s(placed) if first.count > 1 else figures.cut_s,
     )
@@ -271,11 +214,6 @@ def _measured(
     elif cut is not None:
         _, placed, *_, outcome = _race(cut, deadline_s, seed, isolated)
         figures, outcomes[_step_s(placed) or math.inf] = replace(figures, cut_s=_step_s(placed)), outcome
-    if sharded is None or sharded.step_s >= min(one.step_s for one in found):
-        figures = replace(figures, sharded_s=None)
-    else:
-        _, placed, *_, outcome = _race(sharded, deadline_s, seed, isolated)
-        figures, outcomes[_step_s(placed) or math.inf] = replace(figures, sharded_s=_step_s(placed)), outcome
     return replace(figures, outcome=outcomes[min(outcomes)])
 
 
@@ -329,10 +267,8 @@ def _words(one: _Found) -> str:
 
 MOST_COUNT = 16
 """Most micro-batches that `auto` tries."""
-PROFILE_SHARE = 0.2
-"""Part of the time for traced steps of the whole batch."""
-LEAST_STEPS, MOST_STEPS = 1, 8
-"""Of one kind of device that are traced."""
+NUM_STEPS = 3
+"""Steps of one kind of device that are traced."""
 COPIES = 7
 """Of each size over each link."""
 
@@ -352,12 +288,13 @@ def advise_workload(setup: Setup, *, seconds: float = 30.0, is_quiet: bool = Fal
         UserError: the workload cannot be built or captured.
     """
     spec, host, asked = setup.spec, setup.host, setup.asked
-    check_no_split(spec, asked)
+    hint = "`train`, `place` and `compare` choose a split, or take one."
+    refuse_if(asked.split != NO_SPLIT, "split", asked.split, NO_SPLIT, where="advise", hint=hint)
     progress = make_progress(is_quiet=is_quiet)
     with measuring_alone(host, say=progress.say, is_waiting=setup.is_waiting), kept_traces():
         begin_s = time.monotonic()
         progress.say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
-        steps = Steps(spec, host, setup.workload_seed, replace(asked, split=NO_SPLIT, split_parts=TWO))
+        steps = Steps(spec, host, setup.workload_seed, asked)
         graph = steps.graph(1)
         capture_s = time.monotonic() - begin_s
         after, left = format_seconds(capture_s), format_seconds(seconds)
@@ -366,20 +303,16 @@ def advise_workload(setup: Setup, *, seconds: float = 30.0, is_quiet: bool = Fal
         make = (
             partial(_estimated, spec, host, setup.constraints, is_quiet)
             if host.is_simulated
-            else _profiled(graph, host, seconds, setup.constraints, progress.say)
+            else _profiled(host, setup.constraints, progress.say)
         )
         problem = make(graph, 1)
-        options = "" if asked.split == NO_SPLIT else f" --split {asked.split}"
-        options += "" if asked.plan is None else f" --split-parts {asked.split_parts}"
         counts = counts_for(host) if asked.is_auto else () if asked.count == 1 else (int(asked.count),)
         verdict = advise(
             problem,
             seconds=max(seconds - (time.monotonic() - begin_s), 1.0),
             seed=setup.seed,
             cuts={count: partial(_cut, steps, make, count) for count in counts},
-            split=None if asked.split == NO_SPLIT else partial(_cut, steps, make),
-            plan=asked.plan,
-            words=Words(str(spec), setup.host_word, options),
+            words=Words(str(spec), setup.host_word),
             say=progress.say,
             isolated=setup.isolated,
         )
@@ -405,38 +338,25 @@ def counts_for(host: Host) -> tuple[int, ...]:
     return tuple(dict.fromkeys(count for count in wanted if count > 1))
 
 
-def _cut(steps: Steps, make: Make, count: int, split: SplitPlan | None = None) -> Problem:
-    return make(steps.graph(count, split), count)
+def _cut(steps: Steps, make: Make, count: int) -> Problem:
+    return make(steps.graph(count), count)
 
 
 def _estimated(
     spec: WorkloadSpec, host: Host, constraints: Constraints | None, is_quiet: bool, graph: OpGraph, count: int
 ) -> Problem:
     """A problem on a simulated host; that it is one is said once."""
-    progress = make_progress(is_quiet=is_quiet or count > 1 or graph.num_shards > 1)
+    progress = make_progress(is_quiet=is_quiet or count > 1)
     return make_problem(graph, host, 256, progress.say, spec=spec, count=count, constraints=constraints)
 
 
-def _profiled(graph: OpGraph, host: Host, seconds: float, constraints: Constraints | None, say: Say) -> Make:
-    """Makes problems of this machine from as few steps and copies as the time allows."""
+def _profiled(host: Host, constraints: Constraints | None, say: Say) -> Make:
+    """Makes problems of this machine from few steps and copies."""
     say("profiling with few steps: figures are rougher than those of `train`")
     linked = profile_links(host, repeats=COPIES)
-    num_steps = _num_steps(graph, host, seconds)
 
     def make(graph: OpGraph, count: int) -> Problem:
-        costs = profile_costs(graph, linked, num_steps=num_steps, warmup=1, on_progress=say)
+        costs = profile_costs(graph, linked, num_steps=NUM_STEPS, warmup=1, on_progress=say)
         return Problem.grouped(graph, linked, costs, constraints=constraints)
 
     return make
-
-
-def _num_steps(graph: OpGraph, host: Host, seconds: float) -> int:
-    """How many steps may be traced on each kind of device, by the pace of plain PyTorch; few where that cannot run."""
-    try:
-        eager = EagerStep(graph, host, num_threads=1)
-        eager()
-        step_s = eager()
-    except RlplaceError:
-        return LEAST_STEPS
-    kinds = len({device.kind for device in host.devices})
-    return int(min(max(seconds * PROFILE_SHARE / max(step_s * kinds, 1e-9), LEAST_STEPS), MOST_STEPS))

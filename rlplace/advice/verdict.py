@@ -9,7 +9,6 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from rlplace.measure.placement import PlacedSplit
 from rlplace.measure.timing.verdict import Outcome
 from rlplace.say import format_bytes, format_seconds
 from rlplace.search.parallel.choose_micro_batches import HEADROOM
@@ -19,13 +18,12 @@ WORTH = 1.05
 PROMISING = 0.9
 """A split of the batch must promise this share of the best step, or less, to be tried."""
 
-Choice = Literal["place", "one-device", "eager", "cut-batch", "split-ops", "more-memory"]
+Choice = Literal["place", "one-device", "eager", "cut-batch", "more-memory"]
 WORDS: dict[Choice, str] = {
     "place": "place",
     "one-device": "stay on one device",
     "eager": "use eager/intra-op threads",
     "cut-batch": "cut the batch",
-    "split-ops": "split ops",
     "more-memory": "get more memory",
 }
 """Verdicts as people read them."""
@@ -39,27 +37,22 @@ class Words:
     workload: str = ""
     """As on the command line; empty in Python."""
     host: str = ""
-    options: str = ""
-    """Of the split that was asked for, with a space before them."""
     order: str = "rank"
     """Of ops, in which a placement was found; the command line chooses it again."""
 
-    def train(self, count: int | None = None, split: PlacedSplit | None = None) -> str:
+    def train(self, count: int | None = None) -> str:
         """The command that searches a placement; `count` micro-batches, or how many is left open where it is 0."""
-        asked = "" if count is None else str(count or "auto")
-        if not self.workload:
-            cut = "" if count is None else f"micro_batches={count or 'K'}"
-            parts = "" if split is None else f"split=rlplace.{split.plan}"
-            given = ", ".join(filter(None, (cut, parts)))
-            ordered = f"dataclasses.replace(problem, op_order={self.order!r})" if self.order != "rank" else "problem"
-            return f"rlplace.capture(..., {given})" if given else f"rlplace.train({ordered})"
-        options = "" if split is None else f" --split {split.classes} --split-parts {split.parts}"
-        command = f"rlplace train {self.workload} --host {self.host}{options}"
-        return f"{command}{f' --micro-batches {asked}' if asked else ''}"
+        if self.workload:
+            cut = "" if count is None else f" --micro-batches {count or 'auto'}"
+            return f"rlplace train {self.workload} --host {self.host}{cut}"
+        if count is not None:
+            return f"rlplace.capture(..., micro_batches={count or 'K'})"
+        ordered = f"dataclasses.replace(problem, op_order={self.order!r})" if self.order != "rank" else "problem"
+        return f"rlplace.train({ordered})"
 
     def advise(self) -> str:
         """The command that asks again, with the batch cut into slices."""
-        words = f"rlplace advise {self.workload} --host {self.host}{self.options} --micro-batches auto"
+        words = f"rlplace advise {self.workload} --host {self.host} --micro-batches auto"
         return words if self.workload else self.train(0)
 
 
@@ -86,7 +79,7 @@ class Figures:
     placed_s: float | None
     """The best placement of the whole batch."""
     num_placements: int
-    """Simulated to find it, the one in micro-batches, and the one with shards."""
+    """Simulated to find it, and the one in micro-batches."""
     cut_s: float | None = None
     """The best placement of the step in micro-batches."""
     cut_count: int = 1
@@ -95,21 +88,12 @@ class Figures:
     """Numbers of micro-batches that were tried."""
     split_s: float | None = None
     """An even split of the batch over devices, at best: an estimate; None where no two devices hold the model."""
-    sharded_s: float | None = None
-    """The best placement of the step whose ops are split into shards."""
-    sharded: PlacedSplit | None = None
-    """That split; None where none was tried, or none is shorter."""
-    sharded_count: int = 1
-    """The number of micro-batches of that step."""
-    is_split_tried: bool = False
     work_s: float | None = None
     """All work of the step, spread evenly over the devices; None where ops cannot be split."""
     eager_s: float | None = None
     """Plain PyTorch, measured."""
     eager_why: str = ""
     """Why there is no such figure."""
-    spread: float = 0.0
-    """Relative spread of measured step times; 0 where they are simulated."""
     op_order: str = "rank"
     """The order of ops in which placements of the step as it was given were searched."""
     state_bytes: int = 0
@@ -122,18 +106,8 @@ class Figures:
 
     @property
     def best_s(self) -> float:
-        """The best placement that was searched, infinite without one; with shards only if these are worth it."""
-        return _or_inf(self.sharded_s) if self.is_split_worth_it else self.whole_s
-
-    @property
-    def whole_s(self) -> float:
-        """The best placement of whole ops, with or without micro-batches; infinite without one."""
+        """The best placement that was searched, with or without micro-batches; infinite without one."""
         return min(_or_inf(self.placed_s), _or_inf(self.cut_s))
-
-    @property
-    def is_split_worth_it(self) -> bool:
-        """Whether the step is clearly shorter with shards."""
-        return self.sharded_s is not None and self.sharded_s * WORTH <= self.whole_s
 
     @property
     def is_unclear(self) -> bool:
@@ -156,17 +130,15 @@ class Verdict:
     over: Literal["eager", "one device", ""]
     """The reference of the ratios; empty where nothing else can run the step."""
     ratio_found: float | None
-    """Median step time of the best placement over the median of the reference, times (1 + spread) / (1 - spread): the
-    worst case. Below 1 is faster; at least 1 where the verdict is to stay; None where nothing else can run the step."""
+    """Step time of the best placement over that of the reference. Below 1 is faster; at least 1 where the verdict is to
+    stay; None where nothing else can run the step."""
     ratio_least: float | None
     """The least value that this ratio can have, by the bound; None where nothing else can run the step."""
     next: str
     """The next command, or another thing to do."""
     figures: Figures
-    ratio_of_medians: float | None = None
-    """Median step time of the best placement over the median of the reference: a quotient of two of `figures`."""
     split_of_ops: str = ""
-    """For people: the step with shards; where no split was tried, whether one may pay; empty where it may not."""
+    """For people: that a split of ops may pay; empty where it may not."""
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `rlplace advise --json` prints."""
@@ -184,9 +156,8 @@ def decide(figures: Figures, words: Words | None = None) -> Verdict:
     choice, reason, following = _choose(figures, words)
     found, least = _ratios(figures, choice)
     over: Literal["eager", "one device", ""] = "eager" if figures.eager_s is not None else "one device"
-    medians = figures.best_s / figures.now_s if found is not None and math.isfinite(figures.best_s) else None
-    over, split = over if found is not None else "", _split_of_ops(figures, choice, words)
-    return Verdict(choice, reason, over, found, least, following, figures, medians, split)
+    split = _split_of_ops(figures, choice, words)
+    return Verdict(choice, reason, over if found is not None else "", found, least, following, figures, split)
 
 
 def _choose(f: Figures, words: Words) -> tuple[Choice, str, str]:
@@ -208,11 +179,6 @@ def _choose(f: Figures, words: Words) -> tuple[Choice, str, str]:
     if f.single_s is not None and (unclear or f.single_s <= WORTH * f.best_s):
         return "one-device", _single_reason(f) + unclear, NOTHING_TO_RUN
     best = f"the best of {f.num_placements:,} placements takes {_placed(f.best_s)} a step"
-    if f.is_split_worth_it:
-        count = f.sharded_count if f.sharded_count > 1 else None
-        whole_s, cut = min(f.whole_s, _or_inf(f.single_s)), f" and {count} micro-batches" if count else ""
-        reason = f"with {f.sharded}{cut} {best}, of whole ops {_placed(whole_s)}; {_now(f)}"
-        return "split-ops", reason, words.train(count, f.sharded)
     if 1 in f.counts and _or_inf(f.cut_s) * WORTH <= _or_inf(f.placed_s):
         whole_s = min(_or_inf(f.placed_s), _or_inf(f.single_s))
         reason = f"in {f.cut_count} micro-batches {best}, of the whole batch {_placed(whole_s)}; {_now(f)}"
@@ -222,25 +188,13 @@ def _choose(f: Figures, words: Words) -> tuple[Choice, str, str]:
 
 
 def _split_of_ops(f: Figures, choice: Choice, words: Words) -> str:
-    """The step with shards beside that of whole ops; or, by the rule of `choose`, that one may pay, once the batch is
-    cut as far as that promises to help."""
-    best_s = min(f.whole_s, _or_inf(f.single_s))
-    if f.sharded is not None:
-        ratio = _or_inf(f.sharded_s) / best_s
-        than = f", {abs(ratio - 1.0):.0%} {'shorter' if ratio < 1.0 else 'longer'} than the best step of whole ops"
-        cut = f", {f.sharded_count} micro-batches" if f.sharded_count > 1 else ""
-        step = "not faster, or does not fit" if f.sharded_s is None else format_seconds(f.sharded_s)
-        return f"{step}: {f.sharded}{cut}{than.replace('%', ' %') if 0.0 < ratio < math.inf else ''}"
-    if f.is_split_tried:
-        is_even = best_s < HEADROOM * (f.work_s or 0.0)
-        none = "none of those that were tried in time is chosen"
-        return "none can be much shorter: work is spread evenly" if is_even else none
-    best_s, is_next = min(best_s, f.now_s), choice == "cut-batch" and f.counts == (1,)
+    """That a split may pay, by the rule of `choose`, once the batch is cut as far as that promises to help."""
+    best_s, is_next = min(f.best_s, _or_inf(f.single_s), f.now_s), choice == "cut-batch" and f.counts == (1,)
     least_s = max(f.work_s or 0.0, f.bound_s if f.bound == "dispatcher" else 0.0)  # shards have more launches
     if f.work_s is None or is_next or best_s < HEADROOM * least_s:
         return ""
     over = f"takes {best_s / f.work_s:.1f} times as long as all its work spread evenly over the devices"
-    how = "`--split auto`" if words.workload else '`rlplace.place(..., split="auto")`'
+    how = "`rlplace train --split auto`" if words.workload else '`rlplace.place(..., split="auto")`'
     return f"may pay, try {how}: the best step {over if math.isfinite(best_s) else 'does not fit'}"
 
 
@@ -309,13 +263,13 @@ def _placed(step_s: float) -> str:
 def _ratios(f: Figures, choice: Choice) -> tuple[float | None, float | None]:
     """Step times over that of now: the best found, and the least possible; None where there is nothing to compare with.
 
-    The best found counts with the spread of both; where the verdict is to stay, it is no gain.
+    Where the verdict is to stay, the best found is no gain.
     """
     if math.isinf(f.now_s):
         return None, None
     is_split = choice == "cut-batch" and f.counts == (1,)
     least_s = min(f.bound_s, _or_inf(f.split_s)) if is_split else f.bound_s
-    found = f.best_s / f.now_s * (1.0 + f.spread) / (1.0 - f.spread) if math.isfinite(f.best_s) else 1.0
+    found = f.best_s / f.now_s if math.isfinite(f.best_s) else 1.0
     if choice in ("eager", "one-device"):
         found = max(found, 1.0)
     return found, min(least_s / f.now_s, found)

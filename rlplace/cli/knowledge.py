@@ -1,14 +1,11 @@
-"""Commands on knowledge that several runs share: hosts, workloads, measurements, priors and weights of policies.
+"""Commands on knowledge that several runs share: measurements, hosts and workloads.
 
-`measurements`: lists, exports or prunes the measurements of this machine. `pretrain`: trains weights of a policy for
-any problem. `fit-priors`: fits priors of a new host to the learned models of other hosts. `hosts`: lists the machines
-to place on. `workloads`: lists the models to place. `doctor`: checks this machine and this installation. `bench`: times
-rlplace itself.
+`measurements`: lists, exports or prunes the measurements of this machine. `hosts`: lists the machines to place on.
+`workloads`: lists the models to place. `doctor`: checks this machine and this installation.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections import Counter
@@ -19,11 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from rlplace.cli.option_groups import answer, parse_duration, print_json
-from rlplace.errors import FileProblem, InvalidValue, check_known, refuse_if
+from rlplace.errors import InvalidValue, refuse_if
 from rlplace.measure import resolve_host
-from rlplace.policy.options import PretrainConfig
 from rlplace.records import shortened
-from rlplace.say import clean, counted, format_seconds, print_result, say
+from rlplace.say import clean, counted, format_seconds, print_result
 
 if TYPE_CHECKING:
     from rlplace.store import Filter, StoredMeasurement
@@ -168,87 +164,6 @@ def _show(rows: list[StoredMeasurement]) -> None:
     show(plain_table(columns, map(cells, rows), box=None, padding=(0, 1, 0, 0), pad_edge=False))
 
 
-def pretrain(
-    out: tyro.conf.Positional[Path],
-    config: Annotated[PretrainConfig, tyro.conf.arg(name="")],
-    resume: bool = False,
-    cluster: str = "off",
-    json: bool = False,
-    quiet: bool = False,
-) -> None:
-    """Train weights of the policy `schedule` on many simulated problems; `--init FILE` takes them.
-
-    Args:
-        out: a folder for the weights and the simulated data
-        config: how much
-        resume: go on where a run with the same options was stopped
-        cluster: whose workers simulate: off, auto (the Ray cluster that runs here, else one that is started here), or
-            the ADDRESS of one
-        json: print one JSON object on stdout
-        quiet: no progress
-    """
-    from rlplace.cluster import reach
-    from rlplace.pretrain.pretraining import pretrain as train
-
-    tell = (lambda text: None) if quiet else say
-    with reach(cluster, say=tell) as workers:
-        result = train(config, out, resume=resume, say=tell, cluster=workers)
-    if json:
-        print_json(result)
-
-
-def fit_priors(
-    runs: tyro.conf.Positional[tuple[Path, ...]] = (),
-    out: Path = Path("priors.json"),
-    store: str = "off",
-    overwrite: bool = False,
-    json: bool = False,
-) -> None:
-    """Fit the priors for a new host to the host models of finished runs.
-
-    Args:
-        runs: run folders with a `host_model.json`, or such files
-        out: the file of the priors
-        store: also use the host models in a store: auto (the one in your cache folder), a file or a run folder
-        overwrite: replace an existing file
-        json: print one JSON object on stdout
-    """
-    from rlplace.measure.host_model.learned_host import FILE, load_learned_host
-    from rlplace.measure.host_model.learned_host import fit_priors as fit
-    from rlplace.measure.host_model.scales import load_priors, save_priors
-    from rlplace.store import MeasurementStore
-    from rlplace.store.log import LEAST_IDLE, OFF, store_path
-
-    refuse_if(
-        not runs and store == OFF,
-        "number of runs",
-        0,
-        "at least one run folder",
-        where="fit-priors",
-        hint="For example: rlplace fit-priors runs/a runs/b, or rlplace fit-priors --store auto.",
-    )
-    files = [(path / FILE if os.path.isdir(path) else path).resolve() for path in runs]
-    for place, (path, file) in enumerate(zip(runs, files, strict=True)):
-        refuse_if(file in files[:place], "RUN", str(path), "every run once", where="fit-priors")
-    if out.resolve() in files:
-        raise FileProblem(out, "what was learned is read from here: name another file for the priors.")
-    if os.path.lexists(out) and not overwrite:
-        raise FileProblem(out, "is there already: name another file, or give `--overwrite`.")
-    learned = [load_learned_host(path) for path in runs]
-    if (database := store_path(store)) is not None:
-        with MeasurementStore.read(database) as kept:
-            learned += [host for host in kept.learned_hosts(least_idle=LEAST_IDLE) if host not in learned]
-    priors, fitted = fit(learned, load_priors())
-    save_priors(priors, out)
-    result = {"schema": 1, "out": str(out), "num_runs": len(learned), "fitted": [asdict(figure) for figure in fitted]}
-    lines = [
-        f"{one.section:10} {one.name:16} {one.value:<10g} {priors.section(one.section)[one.name].source}"
-        for one in fitted
-    ]
-    lines += [f"{out}: {counted(len(fitted), 'figure')} fitted, the others as they ship"]
-    answer(result, "\n".join(lines), json)
-
-
 def hosts(name: tyro.conf.Positional[str] = "", json: bool = False) -> None:
     """List the words for this machine and the presets, or show one host.
 
@@ -331,20 +246,3 @@ def workloads(json: bool = False) -> None:
             print_result(f"{'':13} needs pip install 'rlplace[{row['extra']}]'")
     own = "your own: package.module:function, or a graph file"
     print_result(f"several as one: multi:NAME[@...][*WEIGHT],NAME,...; {own}")
-
-
-def bench(subject: tyro.conf.Positional[str] = "simulator", quick: bool = False, json: bool = False) -> None:
-    """Time rlplace itself.
-
-    Args:
-        subject: simulator
-        quick: fewer sizes
-        json: print one JSON object on stdout
-    """
-    check_known("benchmark", subject, ("simulator",))
-    from rlplace.measure.simulate.bench_simulator import bench_simulator
-
-    tell = say if json else print_result
-    result = bench_simulator(is_quick=quick, on_row=lambda row: tell(str(row)))
-    if json:
-        print_json({"schema": 1, **result})

@@ -24,7 +24,7 @@ import tyro
 from tyro.extras import SubcommandApp
 
 from rlplace import __version__
-from rlplace.cli.knowledge import bench, doctor, fit_priors, hosts, measurements, pretrain, workloads
+from rlplace.cli.knowledge import doctor, hosts, measurements, workloads
 from rlplace.cli.option_groups import only_json_on_stdout, options_given
 from rlplace.cli.runs import explain, export, place, report, train
 from rlplace.cli.workload import advise, compare, fidelity, graph, measure, simulate
@@ -46,14 +46,18 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "measure": measure,
     "measurements": measurements,
     "fidelity": fidelity,
-    "fit-priors": fit_priors,
-    "pretrain": pretrain,
-    "bench": bench,
     "hosts": hosts,
     "workloads": workloads,
     "graph": graph,
     "doctor": doctor,
 }
+
+MOVED = {
+    "pretrain": "scripts/pretrain.py FOLDER",
+    "fit-priors": "benchmarks/fit_priors.py RUN...",
+    "bench": "benchmarks/simulator.py",
+}
+"""Commands of earlier versions, and the programs of the repository that do their work."""
 
 REFUSED_ALLOCATION = ("not enough memory", "can't allocate memory", "out of memory")
 """Words of a refused allocation of PyTorch's, which is a `RuntimeError`."""
@@ -109,6 +113,10 @@ def _run(arguments: list[str]) -> int:
     if arguments[:1] in (["--version"], ["-V"]):
         print(f"rlplace {__version__}")
         return 0
+    if arguments and arguments[0] in MOVED:
+        moved = f"`rlplace {arguments[0]}` is a program of the repository now: python {MOVED[arguments[0]]}"
+        say(f"rlplace: error: {moved}")
+        return 2
     if under_torchrun() and os.environ["RANK"] != "0":
         return _follow(arguments)
     terminated, parser = Event(), app
@@ -248,7 +256,6 @@ RARE = frozenset(
         *("batch_dims", "loss", "exact", "split", "split_parts", "workload_seed"),
         *("storing", "no_wait", "in_process", "trace", "cluster", "track", "objective", "true", "save"),
         *("guide", "simulate_share", "num_calibrated", "priors", "table_rounds", "learn", "agent"),
-        *("num_drawn", "drawn_problems", "num_bases", "num_varied", "varied_problems", "num_components"),
     }
 )
 """Parameters of commands, and fields of their groups of options, that `--help` leaves out."""

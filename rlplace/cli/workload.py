@@ -224,7 +224,7 @@ def advise(
     json: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Say whether a step is worth placing at all: place, one device, eager, cut the batch, or split ops.
+    """Say whether a step is worth placing at all: place, one device, eager, or cut the batch.
 
     On this machine it profiles with few steps and races the placements that it found; on a simulated host it estimates.
 

@@ -1,6 +1,6 @@
 """Checks whether this machine and this installation are fit for placing; no check raises.
 
-`checks` has all of them, and `system` gives them access to the machine. Nothing heavy is imported here, and torch only
+`checks` has all ten, and `system` gives them access to the machine. Nothing heavy is imported here, and torch only
 by the checks of it, so that a broken installation can still be examined.
 """
 

@@ -1,18 +1,13 @@
 """`System`: everything that checks touch, one small function each, so that tests can stand in for a machine.
 
 `Check`: one question about the system; `Finding`: the answer; `run_checks`: all answers, also where a check fails.
-
-How long one small op takes, again and again: whether timing is steady here.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import importlib.util
 import os
-import platform
-import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +15,6 @@ from pathlib import Path
 from timeit import Timer
 from typing import Any, Literal
 
-import rlplace
 from rlplace.measure.hosts.control_groups import small_file
 from rlplace.measure.timing.threads import usable_cores
 
@@ -34,11 +28,11 @@ class Finding:
     """The result of one check."""
 
     name: str
-    """the subject of the check"""
+    """The subject of the check."""
     verdict: Verdict
-    """`ok`; `warn`, figures may be worse than they need be; `fail`, something will not work"""
+    """`ok`; `warn`, figures may be worse than they need be; `fail`, something will not work."""
     found: str
-    """in one line"""
+    """One line."""
     remedy: str = ""
     """The recommended action; empty if there is none."""
 
@@ -65,11 +59,11 @@ class Check:
     """One question about the system."""
 
     name: str
-    """that of its finding, where it has only one"""
+    """That of its finding, where it has only one."""
     look: Callable[[System], Finding | Iterable[Finding]]
-    """answers the question"""
+    """Answers the question."""
     needs: str = ""
-    """the check that must not have failed before this one"""
+    """The check that must not have failed before this one."""
 
 
 def run_checks(system: System, checks: Sequence[Check]) -> list[Finding]:
@@ -116,52 +110,26 @@ def op_times_s(torch: Any) -> list[float]:
     return times_s[int(len(times_s) * WARM_UP) :]
 
 
-def glibc_version() -> str:
-    """Such as `glibc 2.36`; empty where the C library is another."""
-    try:
-        return os.confstr("CS_GNU_LIBC_VERSION") or ""
-    except (AttributeError, ValueError, OSError):
-        return ""
-
-
 @dataclass(frozen=True, slots=True)
 class System:
     """The machine and the installation, as this process sees them."""
 
     root: Path = Path("/")
-    """above `proc` and `sys`"""
+    """Folder above `proc` and `sys`."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    """environment variables"""
-    python_version: str = platform.python_version()
-    """of the Python that runs"""
-    package: Path = Path(rlplace.__file__).parent
-    """folder of the rlplace that runs"""
+    """Environment variables."""
     current_folder: Callable[[], str] = os.getcwd
-    """raises OSError where it has been removed"""
-    home: Callable[[], Path] = Path.home
-    """the user's"""
+    """Raises OSError where it has been removed."""
     usable_cores: Callable[[], Sequence[int]] = usable_cores
-    """logical cores that this process may run on"""
+    """Logical cores that this process may run on."""
     num_cores: Callable[[], int | None] = os.cpu_count
-    """logical cores of the machine"""
+    """Logical cores of the machine."""
     distribution: Callable[[str], importlib.metadata.Distribution] = importlib.metadata.distribution
-    """the metadata of an installed package; raises PackageNotFoundError"""
-    has_module: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None
-    """whether a top-level module can be found; it is not imported"""
-    find_program: Callable[[str], str | None] = shutil.which
-    """path of a program"""
-    is_writable: Callable[[Path], bool] = lambda path: os.access(path, os.W_OK | os.X_OK)
-    """whether files can be made in a folder"""
-    free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
-    """free space of the file system that holds a path"""
-    glibc_version: Callable[[], str] = glibc_version
-    """of the C library; empty where it is another"""
+    """The metadata of an installed package; raises PackageNotFoundError."""
     import_torch: Callable[[], Any] = lambda: importlib.import_module("torch")
-    """PyTorch, imported at the first call"""
+    """PyTorch, imported at the first call."""
     op_times_s: Callable[[Any], Sequence[float]] = op_times_s
-    """times of one small op of that torch, again and again"""
-    now_s: Callable[[], float] = time.perf_counter
-    """the clock that steps are measured with"""
+    """Times of one small op of that torch, again and again."""
 
     def read(self, path: str) -> str:
         """A small file of the system, stripped; empty where there is none or it cannot be read."""
@@ -173,8 +141,3 @@ class System:
             return self.distribution(package)
         except importlib.metadata.PackageNotFoundError:
             return None
-
-    def version_of(self, package: str) -> str:
-        """Version of an installed package; empty where it is not installed."""
-        installed = self.installed(package)
-        return installed.version if installed else ""

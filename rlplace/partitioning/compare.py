@@ -31,10 +31,8 @@ DRAWN = ("local-search", "anneal", "portfolio")
 """Methods that a seed changes."""
 STATUSES: dict[str, RowStatus] = {
     "ok": "ok",
-    "optimal": "ok",
     "infeasible": "oom",
     "error": "error",
-    "skipped": "skipped",
 }
 
 
@@ -116,7 +114,6 @@ def _solved(record: DnnPartitioning, workload: str, names: tuple[str, ...], conf
 
 
 def _row(found: PublishedRow, seed: int) -> Row:
-    why = "; ".join(part for part in ("optimal" if found.status == "optimal" else "", found.why) if part)
     return Row(
         found.method,
         seed,
@@ -124,7 +121,7 @@ def _row(found: PublishedRow, seed: int) -> Row:
         found.value_ms * 1e-3,
         found.evaluations,
         found.plan_s,
-        why=why,
+        why=found.why,
         devices=found.placement,
     )
 

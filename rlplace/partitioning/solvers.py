@@ -4,31 +4,25 @@ Proven lower bounds on the two published objectives.
 
 Placements of units without search: one device, blocks of a topological order, greedy; each fits where it can.
 
-`milp`: max-load as an integer program (Tarnawski et al. 2020, section 5.2), solved by HiGHS through SciPy.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
-import os
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, linprog, milp
-from scipy.sparse import block_array, coo_array, diags_array, hstack, kron
+from scipy.optimize import linprog
 
 from rlplace.errors import UserError, check_known
 from rlplace.graphs.formats.published import DnnPartitioning
 from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.partitioning.contiguous import MOST_PAIRS, dp
-from rlplace.partitioning.kernel_anneal import Search, make_search
+from rlplace.partitioning.kernel_anneal import Search
 from rlplace.partitioning.objectives import UnitGraph, unit_graph
 from rlplace.records import check_seed
 from rlplace.search import Budget
@@ -36,8 +30,8 @@ from rlplace.search.task import Failure
 
 Ints = NDArray[np.int32]
 
-METHODS = ("single", "blocks", "greedy", "dp", "milp", "local-search", "anneal", "portfolio")
-SHARES = {"milp": 1.0, "local-search": 1.0, "anneal": 2.0, "portfolio": 4.0}
+METHODS = ("single", "blocks", "greedy", "dp", "local-search", "anneal", "portfolio")
+SHARES = {"local-search": 1.0, "anneal": 2.0, "portfolio": 4.0}
 """How the rest of a time budget is divided among the methods that use it."""
 NUM_CHAINS = 2
 """Annealing runs side by side; the number is fixed, so that results do not depend on the machine's cores."""
@@ -59,12 +53,11 @@ class PublishedRow:
 
     Attributes:
         method: its name.
-        placement: (N,) int32; None where it found nothing feasible, or was skipped.
+        placement: (N,) int32; None where it found nothing feasible.
         value_ms: infinite where it found nothing feasible.
-        evaluations: placements scored, moves of annealing included; pairs of ideals and solver nodes are not counted.
+        evaluations: placements scored, moves of annealing included; pairs of ideals are not counted.
         plan_s: wall time that it took.
-        status: `ok`, `optimal` (proved by the solver), `infeasible` (nothing found fits), `error` (it raised) or
-            `skipped`.
+        status: `ok`, `infeasible` (nothing found fits) or `error` (it raised).
         why: further remarks.
     """
 
@@ -124,16 +117,15 @@ def solve(
     ordered = [name for name in METHODS if name in methods]
     run = _Run(record, objective, seconds, evaluations, seed, ordered)
     rows = tuple(map(run.row, ordered))
-    return PublishedResult(rows, *max(lower_bound_ms(record, objective), (run.solver_bound_ms, "milp")))
+    return PublishedResult(rows, *lower_bound_ms(record, objective))
 
 
 @dataclass(frozen=True, eq=False)
 class _Answer:
-    """Placements of units to be scored, the budget spent, and whether it is proved to be the best, or was skipped."""
+    """Placements of units to be scored, the budget spent, and a remark."""
 
     devices: Ints | None = None
     evaluations: int = 0
-    status: str = "ok"
     why: str = ""
 
 
@@ -151,10 +143,9 @@ class _Run:
     ) -> None:
         self._deadline = time.monotonic() + seconds
         self._record, self._objective = record, objective
-        self._search = make_search(record, objective)
+        self._search = Search(record, objective)
         self._evaluations, self._seed, self._methods = evaluations, seed, methods
         self._found: dict[str, tuple[Ints, float]] = {}
-        self.solver_bound_ms = 0.0
 
     def row(self, method: str) -> PublishedRow:
         """The result of a method, scored by the objective itself."""
@@ -169,18 +160,17 @@ class _Run:
         spent, plan_s = answer.evaluations + len(found), time.monotonic() - begin
         devices, value = min(found, key=lambda one: one[1], default=(np.empty(0, dtype=np.int32), math.inf))
         if not math.isfinite(value):
-            status = "infeasible" if answer.status == "ok" else answer.status
             why = answer.why or "nothing that it tried fits in memory"
-            return PublishedRow(method, None, math.inf, spent, plan_s, status, why)
+            return PublishedRow(method, None, math.inf, spent, plan_s, "infeasible", why)
         self._found[method] = (devices, value)
-        return PublishedRow(method, self._search.units.expand(devices), value, spent, plan_s, answer.status, answer.why)
+        return PublishedRow(method, self._search.units.expand(devices), value, spent, plan_s, why=answer.why)
 
     def _answer(self, method: str) -> _Answer:
         if method in QUICK:
             return _Answer(QUICK[method](self._search))
         if method in ANNEALED:
             return self._rounds(method, *ANNEALED[method])
-        return self._dp() if method == "dp" else self._milp()
+        return self._dp()
 
     def _scored(self, placements: Ints | None) -> list[tuple[Ints, float]]:
         """Placements of units (B, U) with their values in milliseconds."""
@@ -204,21 +194,6 @@ class _Run:
         why = f"{among}, {split.num_ideals} ideals{', devices in turn' if in_turn else ''}"
         first = np.unique(self._search.units.op_unit, return_index=True)[1]
         return _Answer(split.devices[first][None], why=why)
-
-    def _milp(self) -> _Answer:
-        units = self._search.units
-        if self._objective != "max-load":
-            return _Answer(status="skipped", why="the integer program is for max-load")
-        entries = units.num_devices * (4 * units.num_units + 8 * len(units.net_sinks))
-        if entries > MOST_ENTRIES:
-            return _Answer(status="skipped", why=f"{entries} matrix entries, more than {MOST_ENTRIES}")
-        nodes = None if self._evaluations is None else min(max(1, self._evaluations // 1000), MOST_NODES)
-        found = solve_milp(units, seconds=self._seconds_for("milp"), nodes=nodes)
-        self.solver_bound_ms = found.bound_ms
-        why = f"bound {found.bound_ms:.6g} ms"
-        if found.devices is None:
-            return _Answer(why=f"HiGHS found nothing in its time, {why}")
-        return _Answer(found.devices[None], status="optimal" if found.is_optimal else "ok", why=why)
 
     def _starts(self, names: Sequence[str]) -> list[Ints]:
         """Feasible placements of units to begin with, best first; placements of methods that did not run are made
@@ -448,114 +423,3 @@ ANNEALED: dict[str, tuple[Sequence[str], Sequence[float]]] = {
     "portfolio": (METHODS, HEATS),
 }
 """Methods that anneal: whose placements they start from, and their heats."""
-
-
-MOST_ENTRIES = 60_000
-"""Matrix entries that a program may have; HiGHS finds nothing in a minute beyond."""
-MOST_NODES = 50
-"""Nodes of the tree where evaluations are the budget: they take seconds each in the larger programs."""
-
-
-@dataclass(frozen=True, eq=False)
-class IntegerSplit:
-    """The result of the solver.
-
-    Attributes:
-        devices: (U,) int32; None where it found nothing in its time.
-        bound_ms: no placement has a smaller max-load.
-        is_optimal: whether `devices` was proved to be the best.
-    """
-
-    devices: NDArray[np.int32] | None
-    bound_ms: float
-    is_optimal: bool
-
-
-def solve_milp(units: UnitGraph, *, seconds: float = math.inf, nodes: int | None = None) -> IntegerSplit:
-    """The best placement of units that HiGHS finds, and the bound that it proves.
-
-    Variables: `x[u, d]`, 1 where unit u is on device d; `out[m, d]` and `into[m, d]`, 1 where accelerator d pays for
-    net m as its source's or as a sink's; `T`, the max-load. `out[m, d] >= x[source, d] - x[sink, d]` and
-    `into[m, d] >= x[sink, d] - x[source, d]` for each sink; every load is at most T; memory is at most the capacity.
-
-    Args:
-        units: the problem to place.
-        seconds: wall time for the solver.
-        nodes: of the branch-and-bound tree; the same number gives the same result.
-    """
-    count, devices, accelerators = units.num_units, units.num_devices, units.num_accelerators
-    nets, pins = len(units.net_ms), len(units.net_sinks)
-    net_of_pin = np.repeat(np.arange(nets), np.diff(units.net_offsets))
-
-    def pin_table(column: NDArray[np.integer], width: int) -> coo_array:
-        """(S, width) with a 1 in each pin's column."""
-        return coo_array((np.ones(pins), (np.arange(pins), column)), shape=(pins, width))
-
-    # columns: x[u, d], out[m, d], into[m, d], T; rows: each unit once, what pins pay, loads, memory
-    on_accelerator = np.eye(accelerators, devices)
-    apart = kron(pin_table(units.net_sinks, count) - pin_table(units.net_source[net_of_pin], count), on_accelerator)
-    pays = kron(pin_table(net_of_pin, nets), np.eye(accelerators))
-    work = np.repeat(units.accelerator_ms[:, None], devices, axis=1)
-    work[:, accelerators:] = units.cpu_ms[:, None]
-    cost = kron(units.net_ms[None], on_accelerator.T)
-    scale = max(units.capacity_bytes, 1.0)
-    table = block_array(
-        [
-            [kron(diags_array(np.ones(count)), np.ones((1, devices))), None, None, None],
-            [apart, pays, None, None],
-            [-apart, None, pays, None],
-            [hstack([diags_array(row) for row in work]), cost, cost, np.full((devices, 1), -1.0)],
-            [kron(units.size_bytes[None] / scale, on_accelerator), None, None, None],
-        ],
-        format="csr",
-    )
-    least = np.repeat([1.0, 0.0, -np.inf], [count, 2 * pins * accelerators, devices + accelerators])
-    most = np.repeat(
-        [1.0, np.inf, 0.0, units.capacity_bytes / scale], [count, 2 * pins * accelerators, devices, accelerators]
-    )
-    width, num_x = table.shape[1], count * devices
-    upper = np.append(np.ones(width - 1), np.inf)
-    upper[:num_x].reshape(count, devices)[~units.supported, :accelerators] = 0.0
-    with _mute_solver():
-        answer = milp(
-            np.append(np.zeros(width - 1), 1.0),
-            integrality=np.arange(width) < num_x,
-            bounds=Bounds(np.zeros(width), upper),
-            constraints=LinearConstraint(table, least, most),
-            options={"disp": False, "time_limit": max(seconds, 0.1), "node_limit": nodes},
-        )
-    bound = getattr(answer, "mip_dual_bound", None)
-    bound_ms = max(float(bound), 0.0) if bound is not None and math.isfinite(bound) else 0.0
-    if answer.x is None:
-        return IntegerSplit(None, bound_ms, False)
-    chosen = np.argmax(answer.x[:num_x].reshape(count, devices), axis=1)
-    return IntegerSplit(chosen.astype(np.int32), bound_ms, answer.status == 0)
-
-
-@contextmanager
-def _mute_solver() -> Iterator[None]:
-    """Nothing that the solver's C++ prints reaches standard output, which may carry our JSON.
-
-    HiGHS has a stray message that no option turns off; it goes through C's own buffer to descriptor 1.
-    """
-    sys.stdout.flush()
-    try:
-        kept = os.dup(1)
-    except OSError:  # there is no standard output
-        yield
-        return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        _flush_c()
-        os.dup2(nowhere, 1)
-        yield
-    finally:
-        _flush_c()
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(nowhere)
-
-
-def _flush_c() -> None:
-    with suppress(OSError, AttributeError, TypeError):  # no C library by that name, as on Windows
-        ctypes.CDLL(None).fflush(None)

@@ -4,7 +4,7 @@
 classes with defaults, which a policy may inherit and need not. `ProblemTensors` is a problem as networks take it.
 
 A checkpoint holds weights as safetensors and everything else as JSON beside them; loading runs no code. Weights that
-come with the package, trained by `rlplace pretrain`, are in the folder `weights`.
+come with the package, trained by `scripts/pretrain.py`, are in the folder `weights`.
 """
 
 from __future__ import annotations

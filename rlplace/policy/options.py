@@ -1,7 +1,7 @@
 """Options of policies, learners and their training; importing this imports no torch.
 
 `LearnConfig` names the policy, its learner and its start, and holds the options of each policy and learner. `Recipe` is
-the set of choices that go together by default. `PretrainConfig` is for weights that suit any problem. Ranges stand
+the set of choices that go together by default. Ranges stand
 in the types of fields: options may come from a file, and networks are made before anything is learned.
 """
 
@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from rlplace.errors import UnknownName, refuse_if
-from rlplace.records import AtLeastOne, NotNegative, Number, Positive, Seed, Share, Whole, record
+from rlplace.records import NotNegative, Number, Positive, Share, Whole, record
 
 MOST_WIDTH, MOST_LAYERS = 4096, 16
 _MOST_WEIGHTS = 1 << 24
@@ -306,35 +305,3 @@ _OF_POLICY: Mapping[str, Mapping[str, Any]] = {
     "schedule": {"init": "pretrained", "share": 1.0, "num_samples": 16},
 }
 _OF_LEARNER: Mapping[str, Mapping[str, Any]] = {"reinforce": {"reward": "sqrt", "screened": 1}}
-
-
-@record(frozen=True)
-class PretrainConfig:
-    """How weights of the policy `schedule` are trained."""
-
-    seed: Seed = 0
-    """Of problems, weights and gradient steps."""
-    num_drawn: AtLeastOne = 240
-    """Weights of the list scheduler that are drawn, each tried over every grouping."""
-    drawn_problems: AtLeastOne = 64
-    """Problems that they are tried on."""
-    num_bases: AtLeastOne = 24
-    """Those of them that do best together, which are varied."""
-    num_varied: AtLeastOne = 160
-    """Variations of them."""
-    varied_problems: AtLeastOne = 120
-    """Problems that these are tried on."""
-    num_components: AtLeastOne = 128
-    """Groupings with weights that the policy knows, of those tried."""
-    problems: Annotated[Whole, Field(ge=2)] = 600
-    """Problems that each of them is simulated on, for the networks to learn from."""
-    synthetic: Share = 0.4
-    """Share of problems whose graphs are synthetic; the others are captured models, or `graphs`."""
-    captured: bool = True
-    """Capture models too; without, all graphs are synthetic or of `graphs`."""
-    graphs: tuple[Path, ...] = ()
-    """Graph files that are trained on besides."""
-    hidden: Width = 32
-    """Width of the networks."""
-    steps: AtLeastOne = 600
-    """Gradient steps of each network."""

@@ -428,7 +428,6 @@ def advice_panel(told: Mapping[str, Any], verdict: str) -> Group:
     single_s, placed_s = figures["single_s"], figures["placed_s"]
     is_slower = single_s is not None and placed_s is not None and single_s < placed_s
     kind = "searched" if is_slower else "best"  # it may have measured slower than one device
-    of_whole = " of whole ops" if figures["is_split_tried"] or figures["sharded"] else ""
     held = f"{format_bytes(figures['single_bytes'])} of {format_bytes(figures['single_capacity_bytes'])}"
     cut = (f"{figures['cut_count']} micro-batches", _time(figures["cut_s"], "not faster, or does not fit"))
     split = ("even split", f"{_time(figures['split_s'], '')} at best (estimated)")
@@ -436,7 +435,7 @@ def advice_panel(told: Mapping[str, Any], verdict: str) -> Group:
         ("expected step", _expected(told)),
         ("eager PyTorch", _time(figures["eager_s"], figures["eager_why"])),
         ("one device", f"{_time(single_s, 'does not fit')} on {figures['single_device']}, {held}"),
-        (f"{kind} placement{of_whole}", _time(placed_s, "none fits, or none was tried")),
+        (f"{kind} placement", _time(placed_s, "none fits, or none was tried")),
         *([cut] if max(figures["counts"]) > 1 else []),
         *([split] if figures["split_s"] is not None else []),
         *([("split of ops", told["split_of_ops"])] if told["split_of_ops"] else []),
@@ -449,15 +448,9 @@ def advice_panel(told: Mapping[str, Any], verdict: str) -> Group:
 
 
 def _expected(told: Mapping[str, Any]) -> str:
-    found, medians = told["ratio_found"], told["ratio_of_medians"]
-    if found is None:
+    if told["ratio_found"] is None:
         return f"{NOTHING} (nothing else can run the step)"
-    words = f"{told['ratio_least']:.2f} to {found:.2f} of what {told['over']} takes"
-    if medians is None or f"{medians:.2f}" == f"{found:.2f}":
-        return words
-    spread = f"{told['figures']['spread']:.0%}".replace("%", " %")
-    why = f"{found:.2f} with a spread of ± {spread}" if found != 1.0 or medians >= 1.0 else "to stay is no gain"
-    return f"{words}: {medians:.2f} by the medians, {why}"
+    return f"{told['ratio_least']:.2f} to {told['ratio_found']:.2f} of what {told['over']} takes"
 
 
 def _time(step_s: float | None, why: str) -> str:

@@ -41,7 +41,7 @@ class SearchConfig:
     """Placements measured before the search, to calibrate the host: by default 4, or 12 without traced steps (at least
     2, or 6 without); 0 means no calibration."""
     priors: Path | None = None
-    """The usual error of given costs: a file of `rlplace fit-priors`."""
+    """The usual error of given costs: a file of `benchmarks/fit_priors.py`."""
     table_rounds: Annotated[Whole, Field(ge=1, le=MOST_ROUNDS)] = 25
     """Rounds of the final table."""
 

@@ -14,7 +14,6 @@ from micrographs import op_graph
 from random_problems import plain_host
 
 import rlplace
-from rlplace import SplitPlan
 from rlplace.advice.advising import advise
 from rlplace.advice.verdict import Verdict
 from rlplace.errors import InvalidValue
@@ -59,50 +58,12 @@ def no_split(problem: Problem) -> Problem:
     return replace(problem, graph=graph)
 
 
-def wide(plan: SplitPlan | None = None) -> OpGraph:
+def wide() -> OpGraph:
     """A step of one sample whose time is the reading and writing of two large weights."""
     with without_memory():
         layers = torch.nn.Linear(4096, 16384), torch.nn.GELU(), torch.nn.Linear(16384, 4096)
         model, x = torch.nn.Sequential(*layers), torch.randn(1, 4096)
-        return rlplace.capture(model, x, lambda output: output.square().mean(), "adam", split=plan)
-
-
-def test_one_sample_on_four_devices_is_split() -> None:
-    host, plan = resolve_host("4xA100-nvlink"), SplitPlan(("mlp",), 4)
-    problem = Problem.estimate(wide(), host)
-    alone = asked(problem)
-    assert alone.figures.work_s is not None
-    assert alone.figures.single_s == pytest.approx(4 * alone.figures.work_s, rel=0.05)
-    assert "may pay" in alone.split_of_ops
-    made: list[SplitPlan] = []
-
-    def split(count: int, plan: SplitPlan) -> Problem:
-        made.append(plan)
-        return Problem.estimate(wide(plan), host)
-
-    for found in (asked(problem, split=split), asked(problem, split=split, plan=plan)):
-        assert found.verdict == "split-ops"
-        assert found.figures.sharded is not None
-        assert found.figures.sharded.parts.startswith("4")
-        assert found.figures.sharded_s is not None
-        assert 1.0 <= found.figures.sharded_s / alone.figures.work_s < 1.2  # a quarter each, and sums
-        assert found.figures.bound_s <= found.figures.sharded_s
-    assert len(set(made[:-1])) > 2  # chosen among several, then the one that was named
-    assert made[-1] == plan
-
-
-def test_one_split_is_made_however_short_the_time() -> None:
-    host = resolve_host("4xA100-nvlink")
-    lines: list[str] = []
-    found = advise(
-        Problem.estimate(wide(), host),
-        seconds=0.01,
-        evaluations=60,
-        split=lambda count, plan: Problem.estimate(wide(plan), host),
-        say=lines.append,
-    )
-    assert found.verdict == "split-ops"
-    assert any("left out (the time is up)" in line for line in lines)
+        return rlplace.capture(model, x, lambda output: output.square().mean(), "adam")
 
 
 def test_one_device_has_nothing_to_split() -> None:

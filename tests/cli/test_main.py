@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from rlplace import __version__
-from rlplace.cli.main import COMMANDS, main
+from rlplace.cli.main import COMMANDS, MOVED, main
 from rlplace.files import os_errors
 
 
@@ -52,7 +52,6 @@ def test_it_is_a_module_that_python_runs() -> None:
         (["train", "no_such_module:f"], ["no_such_module"]),
         (["hosts", "4xV100"], ["unknown host", "4xV100-pcie"]),
         (["export", "no/such/run"], ["no such run folder"]),
-        (["bench", "simulatr"], ["unknown benchmark", "simulator"]),
         (["simulate", "nmt", "--placement", "no_such_file.json"], ["no_such_file.json", "no such file"]),
         (["measure", "nmt", "--host", "4xV100-pcie"], ["4xV100-pcie", "this machine"]),
         (["fidelity", "nmt", "--host", "4xV100-pcie"], ["4xV100-pcie", "this machine"]),
@@ -73,6 +72,15 @@ def test_a_mistake_is_one_clear_message_and_exit_code_2(
         assert word in said.err
     assert "Traceback" not in said.err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", MOVED)
+def test_a_command_that_became_a_program_names_it(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "anything", "--json"]) == 2
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert said.out == ""
+    assert (Path(__file__).parents[2] / line.partition(" python ")[2].split()[0]).is_file()
 
 
 def test_a_mistyped_option_exits_with_2() -> None:

@@ -1,4 +1,4 @@
-"""`rlplace place` and `pretrain`: words to files."""
+"""`rlplace place`: words to files."""
 
 from __future__ import annotations
 
@@ -71,25 +71,3 @@ def test_a_mistake_leaves_no_file(
     assert main(["place", graph, *host, "--placement", str(out), *arguments]) == 2
     assert word in capsys.readouterr().err
     assert not out.exists()
-
-
-def test_weights_are_trained_kept_and_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = {
-        "num-drawn": 1,
-        "drawn-problems": 1,
-        "num-bases": 1,
-        "num-varied": 1,
-        "varied-problems": 1,
-        "num-components": 2,
-        "problems": 2,
-        "hidden": 2,
-        "steps": 2,
-    }
-    words = ["pretrain", str(tmp_path / "weights"), "--no-captured", "--json", "--quiet"]
-    words += [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    assert main(words) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert Path(told["weights"]).is_file()
-    assert main(words) == 2
-    assert "--resume" in capsys.readouterr().err
-    assert main([*words, "--resume"]) == 0

@@ -1,4 +1,4 @@
-"""Annealing, the integer program and bounds, against brute force over all placements of small workloads."""
+"""Annealing and bounds, against brute force over all placements of small workloads."""
 
 from __future__ import annotations
 
@@ -14,16 +14,8 @@ from random_published import random_workload, slow_max_load, slow_piece_latency
 
 from rlplace.errors import UnknownName
 from rlplace.graphs.formats.published import DnnPartitioning
-from rlplace.partitioning.kernel_anneal import (
-    LoadGraph,
-    Loads,
-    MaxLoadSearch,
-    PieceLatencySearch,
-    fill,
-    make_search,
-    move,
-)
-from rlplace.partitioning.objectives import MaxLoad, unit_graph
+from rlplace.partitioning.kernel_anneal import Search, exchange, fill, value_ms
+from rlplace.partitioning.objectives import unit_graph
 from rlplace.partitioning.solvers import (
     blocks,
     forced_work_ms,
@@ -33,37 +25,32 @@ from rlplace.partitioning.solvers import (
     lower_bound_ms,
     shared_work_ms,
     single,
-    solve_milp,
 )
 
 CASES = {"max-load": slow_max_load, "piece-latency": slow_piece_latency}
 
 
-@given(st.integers(0, 100_000), st.integers(1, 3), st.integers(2, 10), st.booleans())
+@pytest.mark.parametrize("objective", CASES)
+@given(st.integers(0, 100_000), st.integers(1, 3), st.integers(2, 10))
 @settings(max_examples=50, deadline=None)
-def test_loads_follow_moves(seed: int, devices: int, num_nodes: int, training: bool) -> None:
-    record = random_workload(seed, devices=devices, num_nodes=num_nodes, training=training)
-    units = unit_graph(record, record.units)
-    order = np.arange(units.num_units, dtype=np.int32)
-    graph = LoadGraph(**units.to_dict(), order=order, place=order)
-    width, draw = devices + 1, np.random.default_rng(seed)
-    counts = np.zeros((len(units.net_ms), width), dtype=np.int32)
-    loads = Loads(np.full(units.num_units, devices, dtype=np.int32), np.zeros(width), np.zeros(width), counts)
-    fill(graph, loads)
+def test_values_follow_moves(objective: str, seed: int, devices: int, num_nodes: int) -> None:
+    record = random_workload(seed, devices=devices, num_nodes=num_nodes, training=False)
+    search, by_pieces = Search(record, objective), objective == "piece-latency"
+    graph, units, draw = search.graph, search.units, np.random.default_rng(seed)
+    placed = search.placed(np.full(units.num_units, devices, dtype=np.int32))
+    fill(graph, placed)
     for _ in range(30):
-        unit = int(draw.integers(units.num_units))
-        device = int(draw.integers(width))
-        if device != loads.devices[unit] and (device == devices or units.supported[unit]):
-            move(graph, loads, unit, device)
-    expected = MaxLoad(record, memory_limit=False).loads_ms(units.expand(loads.devices))
-    assert loads.load_ms == pytest.approx(expected, abs=1e-9)
-    held = np.bincount(loads.devices, weights=units.size_bytes, minlength=width)
-    assert loads.held_bytes == pytest.approx(held)
+        cluster, goes = (draw.integers(most, size=1).astype(np.int32) for most in (units.num_units, devices + 1))
+        if goes[0] != placed.devices[cluster[0]] and (goes[0] == devices or units.supported[cluster[0]]):
+            exchange(graph, placed, by_pieces, cluster, goes, 1)
+    value = value_ms(graph, placed, by_pieces)
+    assert value == pytest.approx(search.values_ms(placed.devices)[0], abs=1e-9)
+    held = np.bincount(placed.devices, weights=units.size_bytes, minlength=devices + 1)
+    assert placed.held_bytes == pytest.approx(held)
 
 
-def feasible_start(record: DnnPartitioning, objective: str) -> tuple[MaxLoadSearch | PieceLatencySearch, np.ndarray]:
-    search = make_search(record, objective)
-    assert isinstance(search, MaxLoadSearch | PieceLatencySearch)
+def feasible_start(record: DnnPartitioning, objective: str) -> tuple[Search, np.ndarray]:
+    search = Search(record, objective)
     rows = np.concatenate((single(search), blocks(search), greedy(search)))
     values = search.values_ms(rows)
     return search, rows[int(np.argmin(values))]
@@ -95,31 +82,6 @@ def test_the_same_seed_anneals_alike_and_another_does_not(objective: str) -> Non
     assert not np.array_equal(first[0], search.anneal(start, 6, 3000, 0.02, 1e-4)[0])
 
 
-@given(st.integers(0, 100_000), st.integers(1, 2), st.integers(2, 6), st.booleans())
-@settings(max_examples=25, deadline=None)
-def test_the_integer_program_finds_the_optimum(seed: int, devices: int, num_nodes: int, training: bool) -> None:
-    record = random_workload(seed, devices=devices, num_nodes=num_nodes, training=training)
-    best = best_placement_ms(record, slow_max_load)
-    units = unit_graph(record, record.units)
-    found = solve_milp(units, nodes=100_000)
-    if math.isfinite(best):
-        assert found.is_optimal
-        assert found.devices is not None
-        assert MaxLoad(record).values_ms(units.expand(found.devices))[0] == pytest.approx(best, abs=1e-6)
-        assert found.bound_ms == pytest.approx(best, abs=1e-3)
-    else:
-        assert found.devices is None
-
-
-@pytest.mark.slow
-def test_the_solver_keeps_quiet(capfd: pytest.CaptureFixture[str]) -> None:
-    for seed in range(60):
-        record = random_workload(seed, num_nodes=8, devices=3)
-        solve_milp(unit_graph(record, record.units), nodes=10)
-    print("ours")
-    assert capfd.readouterr().out == "ours\n"
-
-
 @given(st.integers(0, 100_000), st.integers(1, 3), st.integers(1, 6), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_no_placement_beats_a_bound(seed: int, devices: int, num_nodes: int, training: bool) -> None:
@@ -146,4 +108,4 @@ def test_bounds_of_a_workload_by_hand() -> None:
 
 def test_an_unknown_objective_is_refused() -> None:
     with pytest.raises(UnknownName, match="max-load"):
-        make_search(load("latency", "layer_bert24_inference"), "latency")
+        Search(load("latency", "layer_bert24_inference"), "latency")

@@ -9,7 +9,7 @@ import pytest
 from random_problems import plain_host
 
 import rlplace
-from rlplace.env.sequential import ListSchedules
+from rlplace.env.sequential import GROUPINGS, ListSchedules
 from rlplace.errors import UnknownName
 from rlplace.graphs.synthetic import synthetic
 from rlplace.measure.costs.costs import Costs
@@ -18,7 +18,6 @@ from rlplace.measure.simulate.simulator import Simulator
 from rlplace.policy.base import pretrained_kinds, pretrained_path
 from rlplace.policy.schedule import propose
 from rlplace.policy.schedule_network import load_network
-from rlplace.pretrain.pretraining import draw, over_groupings
 
 
 def test_shipped_weights_are_in_the_package_and_small() -> None:
@@ -43,7 +42,8 @@ def test_guesses_of_the_shipped_weights_beat_random_ones() -> None:
     host = plain_host(4, bandwidth_bytes_per_s=2e10, latency_s=1e-5)
     problem = Problem.grouped(graph, host, Costs(np.repeat(times, 4, axis=1), "estimated"))
     simulator = Simulator(problem, threads=1)
-    drawn = ListSchedules(problem).place(over_groupings(draw(np.random.default_rng(0), 8)))
+    weights = np.random.default_rng(0).uniform(0.0, 4.0, (8, 9)).tolist()
+    drawn = ListSchedules(problem).place([(name, tuple(row)) for row in weights for name in GROUPINGS])
     random_s = np.exp(np.log(simulator.step_times(drawn)).mean())
     guessed_s = simulator.step_times(propose(problem, load_network(pretrained_path("schedule")), 4).devices)
     assert guessed_s[0] < random_s

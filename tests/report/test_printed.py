@@ -232,15 +232,6 @@ def test_what_cannot_be_had_is_a_dash() -> None:
     assert "4 micro-batches – (not faster, or does not fit)" in lines
 
 
-def test_a_ratio_that_is_not_that_of_the_medians_says_what_it_counts() -> None:
-    measured = replace(FIGURES, kind="measured", eager_s=0.8, spread=0.1)
-    line = " ".join(advised(measured)[1].split())
-    assert line == "expected step 0.50 to 0.92 of what eager takes: 0.75 by the medians, 0.92 with a spread of ± 10 %"
-    stays = [" ".join(line.split()) for line in advised(replace(FIGURES, placed_s=0.97, bound_s=0.9))]
-    assert stays[0].startswith("stay on one device")
-    assert "expected step 0.90 to 1.00 of what one device takes: 0.97 by the medians, to stay is no gain" in stays
-
-
 def test_a_placement_that_one_device_beats_is_not_called_the_best() -> None:
     lines = [
         " ".join(line.split()) for line in advised(replace(FIGURES, kind="measured", single_s=0.169, placed_s=0.202))

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from bench_problems import synthetic_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from micrographs import fork_join, op_graph
@@ -21,7 +22,6 @@ from rlplace.graphs.grouping.groups import Grouping, group_ops
 from rlplace.measure.bounds import lower_bounds
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.bench_simulator import synthetic_problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search import cp_sat
 from rlplace.search.methods import find

@@ -9,6 +9,7 @@ import itertools
 from dataclasses import replace
 
 import numpy as np
+from bench_problems import synthetic_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from micrographs import op_graph
@@ -18,7 +19,6 @@ from search_problems import barred, chain_problem
 from rlplace.graphs.grouping.groups import Grouping, group_ops
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.bench_simulator import synthetic_problem
 from rlplace.search.groupings import (
     allowed_devices,
     atoms,

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from bench_problems import synthetic_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from micro_batched import cut_graph, layered_step, step_problem
@@ -21,7 +22,6 @@ from rlplace.graphs.grouping.groups import Grouping
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.bench_simulator import synthetic_problem
 from rlplace.measure.simulate.compiled_problem import upward_ranks
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.op_order import least_memory_order, placed_paths, shorten

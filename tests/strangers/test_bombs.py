@@ -396,7 +396,6 @@ def test_sparse_files_of_gigabytes_are_refused_unread(tmp_path: Path) -> None:
         f"graph {giant('g.graphml')}": "g.graphml: ",
         f"graph {giant('g.onnx')}": "g.onnx: ",
         f"graph {giant('g.txt', b'node1 -- Input -- ')}": "g.txt: ",
-        f"fit-priors {giant('host_model.json')}": "host_model.json: ",
         f"simulate nmt --host 2xK80 --placement {giant('p.json')}": "p.json: ",
         f"train nmt --host 2xK80 --policy placer --init {weights} --run {tmp_path / 'r'}": "policy.safetensors: ",
     }

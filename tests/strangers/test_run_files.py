@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from asking import asked
 from damaged import HOSTILE, mutation, share
-from host_models import learnable_problem, paired_host
 from hypothesis import given
 from hypothesis import strategies as st
 from micrographs import fork_join
@@ -22,7 +21,6 @@ from run_folders import placed_run
 from rlplace.errors import InvalidValue
 from rlplace.files import write_json_atomic
 from rlplace.graphs.formats import save_graph
-from rlplace.measure.host_model import Posterior, Prior, Scales, save_posterior
 from rlplace.measure.hosts.host_file import save_host
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.session.session import Session
@@ -39,7 +37,6 @@ COMMANDS = {
     "method/learned": (REPORT,),
     "explanation": (["explain", "RUN"], ["explain", "RUN", "--json"], REPORT),
     "placement": (EXPORT, ["export", "RUN", "--format", "csv"], PLACE),
-    "host_model.json": (["fit-priors", "RUN", "--out", "OUT", "--overwrite"],),
     "placement.json": (["simulate", "GRAPH", "--host", "HOST", "--placement", "RUN/placement.json"],),
 }
 """Commands that read a record of a run's session, or a file of it that the user names."""
@@ -55,8 +52,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Session.read(write_run(root / "other")) as other, Session.open(run) as session:
         names = ("table", "ending", "explanation", "method/learned")
         session.keep(**{name: json.dumps(other.plain(name)) for name in names})
-    scales = Scales(learnable_problem(paired_host(2)), Prior())
-    save_posterior(Posterior(scales, np.zeros(len(scales)), np.diag(scales.deviation / 2)), run.root)
     save_graph(graph, root / "graph.json")
     save_host(host, root / "host.json")
     return root

@@ -55,7 +55,6 @@ COMMANDS = {
     "list": ("measurements", "list"),
     "export": ("measurements", "export"),
     "count": ("measurements", "prune", "--all", "--dry-run"),
-    "fit-priors": ("fit-priors",),
     "prune": ("measurements", "prune", "--all"),
     "train": ("train", "rnnlm@layers=1,units=8,batch=2,steps=2,vocab=10", "--host", "cores", "--budget", "1s"),
 }

@@ -125,7 +125,7 @@ def load_priors(path: str | os.PathLike[str] | None = None) -> Priors:
         UnknownName: a figure that a prior does not have.
     """
     path = SHIPPED if path is None else Path(path)
-    hint = "Name a file that `rlplace fit-priors` wrote."
+    hint = "Name a file that `benchmarks/fit_priors.py` wrote."
     return read_record(Priors, read_json(path, largest_bytes=LARGEST_BYTES, hint=hint), str(path))
 
 

@@ -98,7 +98,7 @@ def test_a_file_with_a_mistake_is_refused_with_what_it_is(
 
 
 def test_a_file_that_is_not_there_or_no_json_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileProblem, match=r"no such file\. Name a file that `rlplace fit-priors` wrote"):
+    with pytest.raises(FileProblem, match=r"no such file\. Name a file that `benchmarks/fit_priors.py` wrote"):
         load_priors(tmp_path / "mine.json")
     (tmp_path / "mine.json").write_text("value: 1")
     with pytest.raises(FileProblem, match="not valid JSON"):

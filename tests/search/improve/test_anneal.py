@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from bench_problems import synthetic_problem
 from micro_batched import cut_graph, layered_step, step_problem
 from random_problems import plain_host
 from search_problems import Counting, barred, brute_force_s, chain_problem, fork_problem, tight_problem
@@ -25,7 +26,6 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.groups import group_ops
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.bench_simulator import synthetic_problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search import AnnealSettings, anneal_from
 from rlplace.search.groupings import allowed_devices, atoms, by_module, by_role, meet, split

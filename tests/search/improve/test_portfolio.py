@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bench_problems import synthetic_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layer_profiles import profile_problem
@@ -23,7 +24,6 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.groups import Grouping, group_ops
 from rlplace.measure import resolve_host
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.bench_simulator import synthetic_problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.improve.portfolio import POPULATION, VARIED, WORST, diverse_starts, in_best_order, tune, vary
 from rlplace.search.improve.starting_points import FIRST_WEIGHTS, GreedyPlacement, score_greedy, try_all

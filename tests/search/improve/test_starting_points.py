@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from bench_problems import synthetic_problem
 from random_problems import plain_host
 from search_problems import Counting, barred, chain_problem, fork_problem, tight_problem
 
 from rlplace.errors import InvalidValue
 from rlplace.graphs.grouping.groups import Grouping, group_ops
 from rlplace.measure.problem import Problem
-from rlplace.measure.simulate.bench_simulator import synthetic_problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.groupings import allowed_devices, balanced, fullness, held_bytes, kept_bytes, nested, room_bytes
 from rlplace.search.improve import starting_points

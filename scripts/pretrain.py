@@ -1,32 +1,33 @@
-"""`pretrain`: weights of the policy `schedule` for any problem, learned from simulated placements of many.
+"""Trains weights of the policy `schedule` for any problem: python scripts/pretrain.py FOLDER [--resume] [--help].
 
-Weights of the list scheduler are drawn, varied and chosen to do best together (`draw`, `vary`); `simulated` keeps
-their simulated step times in a folder; `fit` trains the gate and the ranker of `ScheduleNetwork` from them; `held_out`
-judges the guesses of a network on problems that it was not trained on.
-
-`ProblemSource`: the problems that weights are trained on, each a function of a seed and a number; `random_host`: hosts
-made of the kinds of devices and wires that presets have.
+`python -m rlplace train ... --init FOLDER/schedule.safetensors` takes them. Weights of the list scheduler are drawn,
+varied and chosen to do best together (`draw`, `vary`); `simulated` keeps their simulated step times in FOLDER; `fit`
+trains the gate and the ranker of `ScheduleNetwork` from them; `held_out` judges the guesses of a network on problems
+that it was not trained on. `ProblemSource` makes the problems, each a function of a seed and a number.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import tyro
 from numpy.typing import NDArray
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import Tensor, nn
 
 from rlplace.env.sequential import GROUPINGS, ListSchedules, Pair
-from rlplace.errors import FileProblem
+from rlplace.errors import FileProblem, RlplaceError
 from rlplace.files import jsonable, os_errors, read_json, write_bytes_atomic, write_json_atomic
 from rlplace.graphs import OpGraph
 from rlplace.graphs.synthetic import synthetic
@@ -34,19 +35,47 @@ from rlplace.measure import Host, Problem, Simulator, resolve_host
 from rlplace.measure.hosts.host_file import Wiring, lay_routes
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.policy.learn.learners import descend
-from rlplace.policy.options import PretrainConfig
 from rlplace.policy.schedule import best_together, choose
 from rlplace.policy.schedule_network import KIND, Components, ScheduleNetwork, problem_summary, save_network
-
-if TYPE_CHECKING:
-    from rlplace.cluster import Cluster
-
+from rlplace.records import AtLeastOne, Seed, Share, Whole, record
 
 DRAWN, VARIED, KNOWN = range(3)
 """Stages, whose problems have nothing to do with each other."""
 JUDGED = 5
 """One problem of so many is left out of a first training, to judge it."""
 CONFIG, FIGURES = "pretrain.json", "figures.json"
+
+
+@record(frozen=True)
+class PretrainConfig:
+    """How weights of the policy `schedule` are trained."""
+
+    seed: Seed = 0
+    """Of problems, weights and gradient steps."""
+    num_drawn: AtLeastOne = 240
+    """Weights of the list scheduler that are drawn, each tried over every grouping."""
+    drawn_problems: AtLeastOne = 64
+    """Problems that they are tried on."""
+    num_bases: AtLeastOne = 24
+    """Those of them that do best together, which are varied."""
+    num_varied: AtLeastOne = 160
+    """Variations of them."""
+    varied_problems: AtLeastOne = 120
+    """Problems that these are tried on."""
+    num_components: AtLeastOne = 128
+    """Groupings with weights that the policy knows, of those tried."""
+    problems: Annotated[Whole, Field(ge=2)] = 600
+    """Problems that each of them is simulated on, for the networks to learn from."""
+    synthetic: Share = 0.4
+    """Share of problems whose graphs are synthetic; the others are captured models, or `graphs`."""
+    captured: bool = True
+    """Capture models too; without, all graphs are synthetic or of `graphs`."""
+    graphs: tuple[Path, ...] = ()
+    """Graph files that are trained on besides."""
+    hidden: Annotated[Whole, Field(ge=1, le=4096)] = 32
+    """Width of the networks."""
+    steps: AtLeastOne = 600
+    """Gradient steps of each network."""
 
 
 @one_thread_here()
@@ -56,9 +85,8 @@ def pretrain(
     *,
     resume: bool = False,
     say: Callable[[str], None] = lambda text: None,
-    cluster: Cluster | None = None,
 ) -> dict[str, Any]:
-    """The result of training, as `--json` prints it; the weights are `schedule.safetensors` in `folder`.
+    """The result of training; the weights are `schedule.safetensors` in `folder`.
 
     Weights of the list scheduler are drawn and simulated over all groupings, the best are varied, and those that do
     best together become components; each is simulated on further problems, and the gate and the ranker learn from
@@ -72,16 +100,14 @@ def pretrain(
         folder: of the result.
         resume: go on with the files in `folder`.
         say: told how it goes.
-        cluster: whose workers simulate; the learned weights are the same.
 
     Raises:
         FileProblem: `folder` holds a run, and `resume` is not asked for; or it holds another one.
         UserError: a graph file cannot be read.
-        RunnerError: the cluster is lost; `resume` goes on from the tables so far.
     """
     begin = time.monotonic()
     _begin(config, folder, resume)
-    simulate = partial(simulated, folder / "tables", ProblemSource(config).problem, cluster, say)
+    simulate = partial(simulated, folder / "tables", ProblemSource(config).problem, say)
     generator = np.random.default_rng(config.seed)
     weights = draw(generator, config.num_drawn)
     table = simulate("drawn", DRAWN, config.drawn_problems, over_groupings(weights))
@@ -102,7 +128,9 @@ def pretrain(
     network = fit(untrained(), table, config.steps)
     path = folder / f"{KIND}.safetensors"
     count = len(table.summary) + config.drawn_problems + config.varied_problems
-    save_network(network, path, f"rlplace pretrain --seed {config.seed}: {count} problems, torch {torch.__version__}")
+    save_network(
+        network, path, f"scripts/pretrain.py --seed {config.seed}: {count} problems, torch {torch.__version__}"
+    )
     result = {"schema": 1, "weights": str(path), "components": len(components), "held_out": figures}
     result |= {"seconds": time.monotonic() - begin}
     write_json_atomic(folder / FIGURES, result)
@@ -290,7 +318,6 @@ class Table:
 def simulated(
     folder: Path,
     problem_of: Callable[[int, int], Problem],
-    cluster: Cluster | None,
     say: Callable[[str], None],
     name: str,
     stage: int,
@@ -304,7 +331,6 @@ def simulated(
     Args:
         folder: where the files are.
         problem_of: the problem of a stage and a number.
-        cluster: whose workers simulate, a problem each; this process does where there is none.
         say: told how far it is, ten times.
         name: of the table's files.
         stage: whose problems.
@@ -313,23 +339,19 @@ def simulated(
 
     Raises:
         FileProblem: a file of the folder is malformed, or of other pairs.
-        RunnerError: the cluster is lost.
     """
     paths = [folder / f"{name}-{number:05d}.safetensors" for number in range(count)]
-    rows = {number: _read(path, len(pairs)) for number, path in enumerate(paths) if path.exists()}
-    missing, row_of = [number for number in range(count) if number not in rows], partial(_row, problem_of, stage, pairs)
-    for index, row in enumerate(map(row_of, missing)) if cluster is None else cluster.map(row_of, missing):
-        write_bytes_atomic(paths[missing[index]], save(row))
-        rows[missing[index]] = row
+    rows: list[Row] = []
+    for number, path in enumerate(paths):
+        if path.exists():
+            rows.append(_read(path, len(pairs)))
+        else:
+            rows.append(simulate_pairs(problem_of(stage, number), pairs))
+            write_bytes_atomic(path, save(rows[-1]))
         if len(rows) % max(count // 10, 1) == 0:
             say(f"{name}: {len(rows):,} of {count:,} problems")
     keys = ("summary", "log_times", "estimates")
-    return Table(*(np.stack([rows[number][key] for number in range(count)]) for key in keys))
-
-
-@one_thread_here()
-def _row(problem_of: Callable[[int, int], Problem], stage: int, pairs: Sequence[Pair], number: int) -> Row:
-    return simulate_pairs(problem_of(stage, number), pairs)
+    return Table(*(np.stack([row[key] for row in rows]) for key in keys))
 
 
 def simulate_pairs(problem: Problem, pairs: Sequence[Pair]) -> Row:
@@ -492,3 +514,23 @@ def random_host(draw: np.random.Generator) -> Host:
     links, routes = lay_routes(wirings, names, "random host")
     devices = [replace(kind, name=name, dispatcher=name[:2]) for kind, name in zip(kinds, names, strict=True)]
     return replace(hosts[0], name="random", devices=tuple(devices), links=links, routes=routes, sources={})
+
+
+def main(
+    folder: tyro.conf.Positional[Path], config: Annotated[PretrainConfig, tyro.conf.arg(name="")], resume: bool = False
+) -> None:
+    """Trains weights of the policy `schedule` on many simulated problems; `rlplace train --init FILE` takes them.
+
+    Args:
+        folder: for the weights and the simulated data
+        config: how much
+        resume: go on where a run with the same options was stopped
+    """
+    pretrain(config, folder, resume=resume, say=partial(print, flush=True))
+
+
+if __name__ == "__main__":
+    try:
+        tyro.cli(main, config=(tyro.conf.FlagCreatePairsOff,))
+    except RlplaceError as error:
+        sys.exit(f"pretrain: {error}")

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 from micrographs import op_graph
 
-from rlplace.errors import InvalidValue
+from rlplace.errors import FileProblem, InvalidValue
+from rlplace.files import write_json_atomic
 from rlplace.graphs import Grouping
 from rlplace.measure import Costs, Device, Host, Link, Problem, Route, Simulator
 from rlplace.measure.costs.costs import CostSource
-from rlplace.measure.host_model import HostModel, LearnedHost, Prior, Scales, fit_priors, load_priors, prior_of
-from rlplace.measure.host_model.learned_host import WEIGHT, LearnedFactor, fit_figures, likelihood
+from rlplace.measure.host_model import HostModel, LearnedHost, Prior, Scales, load_priors, prior_of
+from rlplace.measure.host_model.learned_host import LearnedFactor, likelihood
 from rlplace.measure.host_model.scales import Kind
+from rlplace.store import MeasurementStore, MeasuringProcess
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
+from fit_priors import WEIGHT, fit_figures, fit_priors, main
 
 SURE = 1e-7
 """A deviation that is nothing beside any other."""
@@ -112,19 +120,16 @@ def test_kinds_and_sources_of_costs_are_fitted_apart_and_say_what_they_came_from
         host([seen("op type", 1.0)], "estimated"),
     ]
     priors, fitted = fit_priors(hosts, shipped)
-    found = {(figure.section, figure.name): figure for figure in fitted}
-    assert set(found) == {
+    assert set(fitted) == {
         ("estimated", "op_type"),
         ("profiled", "device"),
         ("profiled", "overhead"),
         ("profiled", "overhead_s"),
     }
-    device = found["profiled", "device"]
-    assert (device.shipped, device.num_factors, device.num_runs) == (0.1, 3, 2)
+    device = priors.profiled["device"]
     assert device.value == pytest.approx(math.sqrt((0.14 + 0.04) / 7), rel=1e-3)  # four digits are kept
-    assert priors.prior("profiled").device == device.value
     source = "fitted to 3 factors of 2 runs; the shipped 0.1 counts as 4 more factors"
-    assert priors.profiled["device"].source == source
+    assert device.source == source
     assert priors.estimated["op_type"].source.startswith("fitted to 1 factor of 1 run;")
     assert priors.prior("profiled").overhead_s == pytest.approx(3e-6 * 2 ** (1 / 5), rel=1e-3)
     assert priors.profiled["bandwidth"] == shipped.profiled["bandwidth"]
@@ -134,7 +139,7 @@ def test_kinds_and_sources_of_costs_are_fitted_apart_and_say_what_they_came_from
 def test_what_a_prior_takes_as_known_stays_so() -> None:
     hosts = [host([seen("dispatch", 0.5, median=5e-6), seen("device", 0.1)], "estimated")]
     priors, fitted = fit_priors(hosts, load_priors())
-    assert [figure.name for figure in fitted] == ["device"]
+    assert fitted == [("estimated", "device")]
     assert priors.estimated["dispatch"] == load_priors().estimated["dispatch"]
 
 
@@ -170,3 +175,30 @@ def test_runs_on_hosts_of_another_kind_than_was_expected_move_the_figures_toward
     for name in ("op_type", "bandwidth", "overhead_s"):
         before, after, goal = (math.log(getattr(prior, name)) for prior in (shipped, fitted, true))
         assert abs(after - goal) < 0.6 * abs(before - goal), name
+
+
+def run_of(folder: Path, log: float) -> tuple[Path, LearnedHost]:
+    """A run that learned one device's factor."""
+    folder.mkdir()
+    learned = host([LearnedFactor("device", "d0", log, 1e-6, 0.1)])
+    write_json_atomic(folder / "host_model.json", dataclasses.asdict(learned))
+    return folder, learned
+
+
+def test_runs_and_a_store_become_a_file_of_priors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (one, known), (_, other) = run_of(tmp_path / "a", 0.3), run_of(tmp_path / "b", -0.1)
+    with MeasurementStore.open(tmp_path / "measurements.db") as store:
+        session = store.begin(MeasuringProcess(1e9, "nmt", "0", "two", "v"))
+        for learned in (known, other):  # that of the run counts once
+            store.add_learned(session, "0", learned)
+    out = tmp_path / "mine.json"
+    main([one, one / "host_model.json"], str(tmp_path), out)
+    assert load_priors(out).prior("profiled").device == pytest.approx(math.sqrt((0.1 + 4 * 0.01) / 6), rel=1e-3)
+    assert load_priors(out).estimated == load_priors().estimated
+    said = capsys.readouterr().out
+    assert "fitted to 2 factors of 2 runs; the shipped 0.1 counts as 4 more factors" in said
+    assert f"{out}: 1 figure fitted" in said
+    with pytest.raises(FileProblem, match="is there already"):
+        main([one], "off", out)
+    with pytest.raises(InvalidValue, match="Name runs"):
+        main([], "off", tmp_path / "none.json")

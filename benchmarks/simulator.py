@@ -1,12 +1,18 @@
-"""How fast the simulator is, on seeded synthetic problems."""
+"""How fast the simulator is, on seeded synthetic problems: python benchmarks/simulator.py [--quick].
+
+Prints a JSON object a row: nanoseconds per (op + edge) and placements per second, with memory, shared links and the
+dispatcher on. `plan` plans placements and times their plans, `retime` times plans that are there and checked. A row is
+the median over batches of different placements, each at the best of three. `--quick`: two sizes, on 4 devices.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 import timeit
 from collections.abc import Callable
 from itertools import product
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,26 +23,13 @@ from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 
-SIZES = (100, 1_000, 10_000, 50_000, 100_000)
-DEVICES = (2, 4, 8)
+SIZES, DEVICES = (100, 1_000, 10_000, 50_000, 100_000), (2, 4, 8)
+QUICK_SIZES, QUICK_DEVICES = (1_000, 10_000), (4,)
 NUM_BATCHES = 3
 
 
-def bench_simulator(
-    *, is_quick: bool = False, seed: int = 0, on_row: Callable[[dict[str, Any]], None] | None = None
-) -> dict[str, Any]:
-    """`{"rows": [...]}`: nanoseconds per (op + edge) and placements per second, everything on.
-
-    Memory, shared links and the dispatcher are on. `plan` plans placements and times their plans, `retime` times plans
-    that are there and checked. A row is the median over batches of different placements, each at the best of three.
-
-    Args:
-        is_quick: 1,000 and 10,000 ops on 4 devices only.
-        seed: of graphs, costs and placements.
-        on_row: called with each row as it comes.
-    """
-    rows: list[dict[str, Any]] = []
-    for num_ops, num_devices in product(*(((1_000, 10_000), (4,)) if is_quick else (SIZES, DEVICES))):
+def main(sizes: tuple[int, ...], devices: tuple[int, ...], seed: int = 0) -> None:
+    for num_ops, num_devices in product(sizes, devices):
         problem = synthetic_problem(num_ops, num_devices, seed=seed)
         for threads, kind in product(sorted({1, len(os.sched_getaffinity(0))}), ("random", "contiguous")):
             simulator = Simulator(problem, threads=threads)
@@ -51,10 +44,7 @@ def bench_simulator(
                     "ns_per_op_edge": round(seconds / (num_ops + problem.graph.num_edges) * 1e9, 2),
                     "placements_per_s": round(1 / seconds, 1),
                 }
-                rows.append(row)
-                if on_row is not None:
-                    on_row(row)
-    return {"rows": rows}
+                print(json.dumps(row), flush=True)
 
 
 def _seconds_each(simulator: Simulator, num_ops: int, num_devices: int, kind: str, seed: int) -> dict[str, float]:
@@ -149,3 +139,7 @@ def synthetic_placements(
     cuts = np.sort(rng.integers(0, num_ops + 1, (count, num_devices - 1)), axis=1)
     blocks: NDArray[np.int32] = np.sum(np.arange(num_ops)[None, :, None] >= cuts[:, None, :], axis=2, dtype=np.int32)
     return blocks
+
+
+if __name__ == "__main__":
+    main(*((QUICK_SIZES, QUICK_DEVICES) if "--quick" in sys.argv else (SIZES, DEVICES)))

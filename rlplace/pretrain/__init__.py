@@ -1,1 +1,0 @@
-"""Training of weights that suit any problem: `pretraining` is `rlplace pretrain`, and makes its problems."""
