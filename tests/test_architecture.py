@@ -52,14 +52,14 @@ OPEN_CIRCLES = {
     ("rlplace.graphs.opgraph", "rlplace.graphs.formats.networkx_graph"): "`OpGraph.to_networkx` and `from_networkx`",
     (
         "rlplace.measure.problem",
-        "rlplace.measure.costs.profile",
+        "rlplace.measure.profiling.profile",
     ): "`Problem.profile` measures what a problem is made of",
 }
 """Imports inside a function that close a circle, each for a method that users expect on a class."""
 SUBROOMS = {
     "export": {"placed"},
     "graphs": {"capturing", "formats", "grouping", "micro_batching", "splitting"},
-    "measure": {"costs", "execute", "explain", "host_model", "hosts", "isolate", "simulate", "timing"},
+    "measure": {"costs", "execute", "explain", "host_model", "hosts", "isolate", "profiling", "simulate", "timing"},
     "policy": {"learn", "weights"},
     "report": {"html"},
     "search": {"improve", "parallel", "rules", "schedule"},
