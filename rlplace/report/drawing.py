@@ -337,13 +337,18 @@ def _draw(axes: Axes, plot: Plot) -> None:
             count = np.arange(1, len(measured) + 1)
             axes.step(count, simulated, where="post", linewidth=0.7, color=one.color, zorder=2)
             axes.scatter(count, measured, s=14, alpha=0.6, linewidths=0, color=one.color, zorder=2.5)
-    for name, level in plot.levels.items() if plot.series else ():
+    levels = sorted(plot.levels.items(), key=lambda item: item[1]) if plot.series else []
+    for place, (name, level) in enumerate(levels):
         axes.axhline(level, color=FAINT_INK, linewidth=0.8, zorder=1.5)
-        at: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "xytext": (-2, 2), "textcoords": "offset points"}
+        # names at either end in turn: those of lines that are close to each other stay apart
+        x, ha, shift = (1.0, "right", -2) if place % 2 == 0 else (0.0, "left", 2)
+        at: dict[str, Any] = {
+            "xycoords": ("axes fraction", "data"),
+            "xytext": (shift, 2),
+            "textcoords": "offset points",
+        }
         if plot.y.low <= level <= plot.y.high:
-            axes.annotate(
-                name, (1.0, level), ha="right", va="bottom", fontsize=8, color=FAINT_INK, parse_math=False, **at
-            )
+            axes.annotate(name, (x, level), ha=ha, va="bottom", fontsize=8, color=FAINT_INK, parse_math=False, **at)
     axes.set(xscale="log" if plot.x.is_log else "linear", yscale="log" if plot.y.is_log else "linear")
     axes.set(xlim=(plot.x.low, plot.x.high), ylim=(plot.y.low, plot.y.high))
     for shown, axis in ((plot.x, axes.xaxis), (plot.y, axes.yaxis)):

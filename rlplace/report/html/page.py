@@ -23,7 +23,15 @@ import numpy as np
 
 from rlplace.files import write_text_atomic
 from rlplace.measure.explain.explanation import Explanation
-from rlplace.report.console import NO_PLACEMENT_NOTE, alternative_rows, cut_rows, path_rows, share, starred_note
+from rlplace.report.console import (
+    NO_PLACEMENT_NOTE,
+    alternative_rows,
+    cut_rows,
+    device_rows,
+    path_rows,
+    share,
+    starred_note,
+)
 from rlplace.report.drawing import best_so_far_figure, fidelity_figure, svg_of
 from rlplace.report.html.markup import (
     Raw,
@@ -297,23 +305,11 @@ def explained_section(data: RunData) -> Section | None:
 
 def _devices(explanation: Explanation) -> str:
     rows = []
-    for device in explanation.devices:
-        parts = {"busy": device.busy_s, "transfer": device.transfer_s, "idle": device.idle_s}
-        bar = stacked([(f"var(--{name})", part) for name, part in parts.items()])
-        rows.append(
-            [
-                device.name,
-                f"{device.num_ops:,}",
-                Raw(bar),
-                *(share(part, explanation.explained_s) for part in parts.values()),
-                format_bytes(device.sent_bytes),
-                format_bytes(device.received_bytes),
-                format_bytes(device.peak_bytes),
-                f"{device.peak_bytes / device.capacity_bytes:.0%}" if device.capacity_bytes else "",
-            ]
-        )
-    heads = ["device", "ops", "", "busy", "copies alone", "idle", "sent", "received", "peak memory", "of capacity"]
-    return table(heads, rows, numbers=(1, 3, 4, 5, 6, 7, 8, 9), minor=(1, 2, 6, 7, 9))
+    for device, (name, ops, *cells) in zip(explanation.devices, device_rows(explanation), strict=True):
+        parts = ("busy", device.busy_s), ("transfer", device.transfer_s), ("idle", device.idle_s)
+        rows.append([name, ops, Raw(stacked([(f"var(--{part})", seconds) for part, seconds in parts])), *cells])
+    heads = ["device", "ops", "", "busy", "copies alone", "idle", "sent", "received", "peak memory"]
+    return table(heads, rows, numbers=(1, 3, 4, 5, 6, 7, 8), minor=(1, 2, 6, 7))
 
 
 _EVALUATIONS, _MEASURED, _SECONDS, _STEP_S = range(4)
