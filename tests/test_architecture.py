@@ -136,6 +136,18 @@ def test_the_graph_of_rooms_has_no_circle() -> None:
     assert list(nx.simple_cycles(graph)) == []
 
 
+def test_folders_of_measure_have_one_direction() -> None:
+    """`timing` aside: its races are below hosts, and its runner of placed steps is above them."""
+    graph = nx.DiGraph()
+    for name in (name for name in MODULES if name.startswith("rlplace.measure.")):
+        others = {other for other in imported(MODULES[name]) if (name, other) not in OPEN_CIRCLES}
+        folders = {".".join(other.split(".")[:3]) for other in others if other.startswith("rlplace.measure.")}
+        graph.add_edges_from((".".join(name.split(".")[:3]), other) for other in folders)
+    graph.remove_node("rlplace.measure.timing")
+    graph.remove_edges_from(list(nx.selfloop_edges(graph)))
+    assert list(nx.simple_cycles(graph)) == []
+
+
 def test_train_reaches_few_modules() -> None:
     """Of ours, faces resolved, imports inside functions included: following one `train` opens these."""
     reached = set()

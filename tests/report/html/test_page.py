@@ -32,7 +32,7 @@ from rlplace.report.html.page import (
     what_was_run_section,
 )
 
-MOST_BYTES = 2_500_000
+MOST_BYTES = 4_000_000
 
 
 class Elements(HTMLParser):
