@@ -341,14 +341,14 @@ def _draw(axes: Axes, plot: Plot) -> None:
     for place, (name, level) in enumerate(levels):
         axes.axhline(level, color=FAINT_INK, linewidth=0.8, zorder=1.5)
         # names at either end in turn: those of lines that are close to each other stay apart
-        x, ha, shift = (1.0, "right", -2) if place % 2 == 0 else (0.0, "left", 2)
+        end, ha, shift = (1.0, "right", -2) if place % 2 == 0 else (0.0, "left", 2)
         at: dict[str, Any] = {
             "xycoords": ("axes fraction", "data"),
             "xytext": (shift, 2),
             "textcoords": "offset points",
         }
         if plot.y.low <= level <= plot.y.high:
-            axes.annotate(name, (x, level), ha=ha, va="bottom", fontsize=8, color=FAINT_INK, parse_math=False, **at)
+            axes.annotate(name, (end, level), ha=ha, va="bottom", fontsize=8, color=FAINT_INK, parse_math=False, **at)
     axes.set(xscale="log" if plot.x.is_log else "linear", yscale="log" if plot.y.is_log else "linear")
     axes.set(xlim=(plot.x.low, plot.x.high), ylim=(plot.y.low, plot.y.high))
     for shown, axis in ((plot.x, axes.xaxis), (plot.y, axes.yaxis)):
