@@ -18,11 +18,11 @@ from record import RESULTS, argument, as_markdown, parse, record, save
 
 from rlplace.files import read_json
 from rlplace.measure import Host, Plan, Problem, Simulator
-from rlplace.measure.costs.metered_step import MeteredStep
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.residents import Residents
 from rlplace.measure.hosts.detect import SPARE, usable_bytes
 from rlplace.measure.prediction_error import draw_mix
+from rlplace.measure.profiling.metered_step import MeteredStep
 from rlplace.measure.timing.threads import one_thread_here
 from rlplace.report.console import make_progress
 from rlplace.search import Budget, find

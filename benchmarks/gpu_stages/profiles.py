@@ -11,8 +11,8 @@ import numpy as np
 from gpu_stages.subject import subject
 from gpu_stages.verdict import Verdict
 from rlplace import cuda
-from rlplace.measure.costs.profile import profile_costs, profile_links
 from rlplace.measure.execute.device_threads import Crew, Job, torch_device
+from rlplace.measure.profiling.profile import profile_costs, profile_links
 
 CYCLES = 200_000_000
 """About a tenth of a second: longer than launching the step takes."""

@@ -22,9 +22,9 @@ from rlplace.graphs.capturing.trace import kept_traces
 from rlplace.locks import measuring_alone
 from rlplace.measure import Host, Measurement, Plan, Problem, RaceProtocol, Simulator
 from rlplace.measure.bounds import even_split_s, lower_bound_s
-from rlplace.measure.costs.profile import profile_costs, profile_links
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.problem import OP_ORDERS, capacity_bytes, single_device_peak_bytes
+from rlplace.measure.profiling.profile import profile_costs, profile_links
 from rlplace.measure.timing.eager_step import EagerRecipe, check_has_values
 from rlplace.measure.timing.race import idle_share
 from rlplace.measure.timing.threads import one_thread_here

@@ -18,7 +18,7 @@ def check_machines(system: System) -> Iterator[Finding]:
     if not under_torchrun():
         yield Finding("machines", "ok", "this one alone; under torchrun, all that work together are looked at")
         return
-    from rlplace.measure.costs.machine_links import measured_links
+    from rlplace.measure.profiling.machine_links import measured_links
 
     nodes = join()
     unreached = look_at_machines(nodes)

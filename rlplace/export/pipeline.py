@@ -30,8 +30,8 @@ from rlplace.graphs.optimizers import resolve_optimizer
 from rlplace.graphs.program import MicroBatches, Slicing
 from rlplace.measure import Device, Host, Problem, Simulator
 from rlplace.measure.costs.costs import Costs, CostSource, estimate_costs
-from rlplace.measure.costs.profile import profile_costs
 from rlplace.measure.hosts.resolve import check_present
+from rlplace.measure.profiling.profile import profile_costs
 from rlplace.say import Say, say
 from rlplace.search.parallel.layouts import StepRoles, step_roles
 from rlplace.search.parallel.pipelines import BoundedPipeline, Schedule, best_pipeline

@@ -23,8 +23,8 @@ from rlplace.graphs import Constraints, Grouping, OpGraph, group_ops
 from rlplace.graphs.grouping.groups import DEVICE_MAP, LATENCY_S, S_PER_BYTE, GroupingRule
 from rlplace.graphs.grouping.module_classes import tied_as_modules
 from rlplace.graphs.opgraph import read_only
-from rlplace.measure.costs.costs import Costs, allocated
-from rlplace.measure.hosts.host import Host
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.hosts.host import Host, allocated
 from rlplace.measure.hosts.resolve import check_runs_here, resolve_host
 from rlplace.say import Say, counted, sayer
 
@@ -153,7 +153,7 @@ class Problem:
         Raises:
             UserError: a rule or constraint that does not fit, a simulated host, or a device that this machine lacks.
         """
-        from rlplace.measure.costs.profile import profile_costs, profile_links
+        from rlplace.measure.profiling.profile import profile_costs, profile_links
 
         host = resolve_host(host)
         GroupingRule.parse(grouping)  # a mistyped word is refused before anything is measured

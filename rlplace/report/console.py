@@ -492,6 +492,8 @@ def explanation_tables(explanation: Explanation, top: int = 12) -> Group:
         top: most modules of the critical path that are shown.
     """
     explanation = Explanation.from_dict(_printable(explanation.to_dict()), "explanation")
+    columns = ("<device", ">ops", ">busy", ">copies\nalone", ">idle", ">sent", ">received", ">peak memory")
+    devices = plain_table(columns, device_rows(explanation), title="devices", collapse_padding=True)
     copies = plain_table(
         ("from", "to", "<what", ">bytes", ">ms", ">critical"),
         cut_rows(explanation),
@@ -507,7 +509,7 @@ def explanation_tables(explanation: Explanation, top: int = 12) -> Group:
     return Group(
         _headline(explanation),
         *([Text(explanation.disturbed, style="yellow")] if explanation.disturbed else []),
-        _devices(explanation),
+        devices,
         _path(explanation, top),
         *([copies] if explanation.cuts else []),
         others,
@@ -528,20 +530,19 @@ def _headline(explanation: Explanation) -> Text:
     )
 
 
-def _devices(explanation: Explanation) -> Table:
-    rows = [
-        (
+def device_rows(explanation: Explanation) -> list[list[str]]:
+    """Cells of each device: name, ops, shares busy, with copies alone and idle, bytes sent and received, peak."""
+    return [
+        [
             device.name,
             f"{device.num_ops:,}",
             *(share(part, explanation.explained_s) for part in (device.busy_s, device.transfer_s, device.idle_s)),
             format_bytes(device.sent_bytes),
             format_bytes(device.received_bytes),
             f"{format_bytes(device.peak_bytes)} ({share(device.peak_bytes, device.capacity_bytes)})",
-        )
+        ]
         for device in explanation.devices
     ]
-    columns = ("<device", ">ops", ">busy", ">copies\nalone", ">idle", ">sent", ">received", ">peak memory")
-    return plain_table(columns, rows, title="devices", collapse_padding=True)
 
 
 def _path(explanation: Explanation, top: int) -> Table:

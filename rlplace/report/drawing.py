@@ -1,4 +1,4 @@
-"""Pictures in files, drawn by matplotlib: curves, scatter plots, bars, and a step as lanes.
+"""Pictures, drawn by matplotlib into files and into the page of a run: curves, scatter plots, and a step as lanes.
 
 matplotlib obeys no `matplotlibrc` of the current folder here. That file may be a stranger's: it can make texts LaTeX's,
 and older versions of matplotlib evaluate parts of it.
@@ -13,8 +13,8 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,27 +23,40 @@ from numpy.typing import ArrayLike, NDArray
 from rlplace.errors import InvalidValue
 from rlplace.files import write_bytes_atomic
 from rlplace.graphs import OpGraph
-from rlplace.measure import Host, Timeline
+from rlplace.measure import Device, Host, Timeline
 from rlplace.process_settings import unseen
 from rlplace.report.chrome_trace import TRANSFER, Slice, Trace, covered_s
+from rlplace.report.lanes import (
+    MOST_DIRECTIONS,
+    PHASES,
+    Parts,
+    Row,
+    is_light,
+    join,
+    rows_of,
+    runs,
+    shade,
+    short_name,
+    words_of,
+)
 from rlplace.report.plots import (
     FEW_SEEDS,
-    PHASE_COLORS,
     SERIES_COLORS,
     Curve,
     Plot,
     agreement,
     best_so_far,
-    blended,
-    luminance,
+    readable,
 )
-from rlplace.say import NOTHING, clean, format_bytes, format_seconds
+from rlplace.say import NOTHING, format_bytes, format_seconds
 
 with unseen("matplotlibrc"):
+    from matplotlib import rc_context
     from matplotlib.axes import Axes
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.collections import PolyCollection
     from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
@@ -52,9 +65,23 @@ with unseen("matplotlibrc"):
 
 DPI = 150
 INK, FAINT_INK, GRID = "#1F2933", "#5B6773", "#DDE2E7"
-_BAND = "#E9EDF1"
+_BAND, _LANE = "#E9EDF1", "#F1F3F5"
+_ON_LIGHT, _ON_DARK = "#0D1317", "#FEFEFE"
+"""Texts on bars, which are the same on a dark page."""
+_PAGE_COLORS = {
+    INK: "ink",
+    FAINT_INK: "faint",
+    GRID: "grid",
+    _BAND: "soft",
+    _LANE: "page",
+    "#FFFFFF": "card",
+    "#000000": "ink",
+}
+"""Colours that are those of the page around a picture: variables of its style, which know light and dark."""
 _DASHES, _MARKERS = ("-", "--", ":", "-."), ("o", "s", "^", "D", "v", "P", "X", "*")
-_CURVES_IN, _SCATTER_IN, _LEGEND_MARGIN_IN = (12.0, 5.6), (7.2, 7.0), 0.1
+_CURVES_IN, _SCATTER_IN, _MEMORY_IN, _LEGEND_MARGIN_IN = (12.0, 5.6), (7.2, 7.0), (12.0, 3.6), 0.1
+_MOST_TOLD = 800
+"""Series of more points say nothing about each of them."""
 
 
 def new_figure(
@@ -68,21 +95,68 @@ def new_figure(
     return figure
 
 
-def save_figure(path: str | os.PathLike[str], figure: Figure, **options: Any) -> None:
-    """Writes a figure as PNG, whole or not at all.
+def save_figure(path: str | os.PathLike[str], figure: Figure) -> None:
+    """Writes a figure as PNG, whole or not at all; it is as wide as its legend needs.
 
     Raises:
         FileProblem: the file cannot be written.
     """
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI, **options)
+    figure.savefig(buffer, format="png", dpi=DPI, bbox_inches=_needed(figure))
     write_bytes_atomic(path, buffer.getvalue())
+
+
+def _needed(figure: Figure) -> Bbox | None:
+    """The figure and its legends, where one of them is wider."""
+    width_in, height_in = figure.get_size_inches()
+    ends = [legend.get_window_extent().x1 / figure.dpi + _LEGEND_MARGIN_IN for legend in figure.legends]
+    return Bbox.from_extents(0.0, 0.0, max(ends), height_in) if max(ends, default=0.0) > width_in else None
+
+
+def svg_of(figure: Figure, name: str) -> str:
+    """A figure as an `<svg>` element, in the colours and the font of the page that it becomes a part of.
+
+    Marks with a text have it as a `<title>`: browsers show it when a reader points at the mark.
+
+    Args:
+        figure: its marks' texts are given to matplotlib as addresses, which it would make links of.
+        name: before every id of the element, so that ids stay unique on a page with several.
+    """
+
+    def of_page(tag: re.Match[str]) -> str:
+        text = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{name}-", re.sub(r' ?font-family: [^;"]*;?', "", tag[0]))
+        return re.sub("#[0-9a-f]{6}", lambda color: colors.get(color[0], color[0]), text)
+
+    colors = {color.lower(): f"var(--{variable})" for color, variable in _PAGE_COLORS.items()}
+    buffer = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", transparent=True, bbox_inches=_needed(figure))
+    markup = re.sub(r"^.*?(?=<svg)|<metadata>.*?</metadata>|<!--.*?-->", "", buffer.getvalue(), flags=re.DOTALL)
+    told = re.sub(
+        r"<a xlink:href=([\"'])(.*?)\1 target=\"_blank\">(.*?)</a>",
+        r"<g><title>\2</title>\3</g>",
+        markup,
+        flags=re.DOTALL,
+    )
+    return re.sub(r"<[^>]+>", of_page, told)
 
 
 def save_best_so_far_png(
     path: str | os.PathLike[str], curves: Sequence[Curve], *, title: str, kind: str = "simulated"
 ) -> None:
-    """Writes a picture of the best step time so far: over placements on the left, over seconds on the right.
+    """Writes the picture of `best_so_far_figure` as PNG, whole or not at all.
+
+    Raises:
+        InvalidValue: a history without four columns.
+        FileProblem: the file cannot be written.
+    """
+    save_figure(path, best_so_far_figure(curves, title=title, kind=kind))
+
+
+def best_so_far_figure(
+    curves: Sequence[Curve], *, title: str, kind: str, levels_ms: Mapping[str, float] | None = None
+) -> Figure:
+    """A picture of the best step time so far: over placements on the left, over seconds on the right.
 
     Each method is a line, the median over its seeds, and a band between their quartiles. Placements are those measured
     where any were, each of them a point, and the best simulated step of these a thin line; else those scored. Step
@@ -90,18 +164,17 @@ def save_best_so_far_png(
     An axis on which the curves span more than two decades is logarithmic.
 
     Args:
-        path: of the PNG file.
         curves: one a method and seed; a method that never found anything is left out.
         title: above the picture.
         kind: of the step times: `simulated` or `measured`.
+        levels_ms: step times to compare with, by name, where they are in ms.
 
     Raises:
         InvalidValue: a history without four columns.
-        FileProblem: the file cannot be written.
     """
     is_ratio = all(math.isfinite(curve.single_s) and curve.single_s > 0 for curve in curves)
     spent = "measured" if any(curve.spent[1] for curve in curves) else "evaluations"
-    levels = {"one device": 1.0} if is_ratio else {}
+    levels = {"one device": 1.0} if is_ratio else levels_ms
     plots = [best_so_far(curves, axis, kind=kind, is_ratio=is_ratio, levels=levels) for axis in (spent, "seconds")]
     width_in, height_in = _CURVES_IN
     figure = new_figure(width_in, height_in, title, 0.07 * width_in, 0.035 * height_in)
@@ -122,24 +195,22 @@ def save_best_so_far_png(
     figure.text(0.07, 0.905, shown, fontsize=9.5, color=FAINT_INK, ha="left", va="top")
     if not series:
         panels[0].text(0.5, 0.5, "no placement was found", transform=panels[0].transAxes, ha="center", color=FAINT_INK)
-    else:
-        ranked = sorted(enumerate(series), key=lambda pair: float(pair[1].y[-1]))
-        legend = figure.legend(
-            [Line2D([], [], color=one.color, ls=_dash(number), linewidth=1.7) for number, one in ranked],
-            [f"{one.name}  {one.y[-1]:.3g}" for _, one in ranked],
-            loc="upper left",
-            bbox_to_anchor=(0.82, 0.875),
-            fontsize=9,
-            labelcolor=INK,
-            frameon=False,
-            title="method, and where it ends",
-            title_fontsize=9,
-        )
-        legend.get_title().set_color(FAINT_INK)
-        for text in legend.get_texts():
-            text.set_parse_math(False)
-        width_in = max(width_in, legend.get_window_extent().x1 / figure.dpi + _LEGEND_MARGIN_IN)
-    save_figure(path, figure, bbox_inches=Bbox.from_extents(0.0, 0.0, width_in, height_in))
+        return figure
+    ranked = sorted(enumerate(series), key=lambda pair: float(pair[1].y[-1]))
+    legend = figure.legend(
+        [Line2D([], [], color=one.color, ls=_dash(number), linewidth=1.7) for number, one in ranked],
+        [f"{readable(one.name)}  {one.y[-1]:.3g}" for _, one in ranked],
+        loc="upper left",
+        bbox_to_anchor=(0.82, 0.875),
+        fontsize=9,
+        labelcolor=INK,
+        frameon=False,
+        title="method, and where it ends",
+        title_fontsize=9,
+    )
+    legend.get_title().set_color(FAINT_INK)
+    _without_formulas(legend)
+    return figure
 
 
 def save_fidelity_png(
@@ -176,10 +247,41 @@ def save_fidelity_png(
     pairs = np.stack((simulated, measured), axis=-1)
     is_timed = (np.isfinite(pairs) & (pairs > 0)).all(axis=-1)
     of_kind = {kind: pairs[is_timed & (np.array(kinds) == kind)] for kind in dict.fromkeys(kinds)}
+    lines = [f"{name.replace('_', ' ')}  {_metric(name, value)}" for name, value in metrics.items()]
+    left_out = [] if is_timed.all() else [f"failed, left out  {np.count_nonzero(~is_timed)}"]
+    save_figure(path, fidelity_figure(of_kind, title, [*lines, *left_out]))
+
+
+def fidelity_figure(pairs: Mapping[str, ArrayLike], title: str, notes: Sequence[str] = ()) -> Figure:
+    """A scatter plot of simulated over measured step times, with the line y = x and a band of ±10 %.
+
+    Args:
+        pairs: by kind of placement, (P, 2) simulated and measured seconds.
+        title: above the plot.
+        notes: lines in a corner.
+    """
     width_in, height_in = _SCATTER_IN
     figure = new_figure(width_in, height_in, title, 0.115 * width_in, 0.035 * height_in)
     axes = figure.add_axes((0.115, 0.095, 0.85, 0.815))
-    _draw(axes, agreement(of_kind))
+    _draw(axes, agreement(pairs))
+    _legend_inside(axes)
+    look: dict[str, Any] = {"fontsize": 9.5, "color": INK, "linespacing": 1.5, "zorder": 4, "parse_math": False}
+    box = {"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 3.0} if notes else None
+    axes.text(0.98, 0.03, "\n".join(notes), transform=axes.transAxes, ha="right", va="bottom", bbox=box, **look)
+    return figure
+
+
+def memory_figure(plot: Plot, title: str) -> Figure:
+    """A picture of `memory_over_time`."""
+    width_in, height_in = _MEMORY_IN
+    figure = new_figure(width_in, height_in, title, 0.07 * width_in, 0.035 * height_in)
+    axes = figure.add_axes((0.07, 0.155, 0.91, 0.725))
+    _draw(axes, plot)
+    _legend_inside(axes)
+    return figure
+
+
+def _legend_inside(axes: Axes) -> None:
     legend = axes.legend(
         loc="upper left",
         fontsize=9.5,
@@ -192,24 +294,12 @@ def save_fidelity_png(
         borderaxespad=0.6,
     )
     legend.set_zorder(4)
+    _without_formulas(legend)
+
+
+def _without_formulas(legend: Legend) -> None:
     for text in legend.get_texts():
         text.set_parse_math(False)
-    lines = [f"{name.replace('_', ' ')}  {_metric(name, value)}" for name, value in metrics.items()]
-    axes.text(
-        0.98,
-        0.03,
-        "\n".join(lines if is_timed.all() else [*lines, f"failed, left out  {np.count_nonzero(~is_timed)}"]),
-        transform=axes.transAxes,
-        ha="right",
-        va="bottom",
-        fontsize=9.5,
-        color=INK,
-        linespacing=1.5,
-        zorder=4,
-        parse_math=False,
-        bbox={"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 3.0},
-    )
-    save_figure(path, figure)
 
 
 def _metric(name: str, value: float | None) -> str:
@@ -230,22 +320,35 @@ def _draw(axes: Axes, plot: Plot) -> None:
         axes.fill_between(line, line * (1 - share), line * (1 + share), color=_BAND, linewidth=0, zorder=1, label=label)
         axes.plot(line, line, color=FAINT_INK, linewidth=1.2, zorder=2)
     for number, one in enumerate(plot.series):
-        look: dict[str, Any] = {"color": one.color, "label": one.name, "zorder": 3}
+        # with two addresses at least: matplotlib forgets that of a collection of one
+        told: dict[str, Any] = {"urls": [*one.told, ""]} if 0 < len(one.told) <= _MOST_TOLD else {}
+        look: dict[str, Any] = {"color": one.color, "label": readable(one.name), "zorder": 3}
         if plot.mark == "points":
             look["marker"] = _MARKERS[number % len(_MARKERS)]
-            axes.scatter(one.x, one.y, s=38, alpha=0.9, linewidths=0.6, edgecolors="white", **look)
+            axes.scatter(one.x, one.y, s=38, alpha=0.9, linewidths=0.6, edgecolors="white", **look, **told)
             continue
         x = np.maximum(one.x, plot.x.low)
         axes.step(x, one.y, where="post", linestyle=_dash(number), linewidth=1.7, **look)
+        if told:  # nothing is seen of these points, but a reader can point at them
+            axes.scatter(x[: len(one.told)], one.y[: len(one.told)], s=60, alpha=0.0, linewidths=0, zorder=3, **told)
         if one.low is not None and one.high is not None:
             axes.fill_between(x, one.low, one.high, step="post", color=one.color, alpha=0.16, linewidth=0, zorder=2)
         for simulated, measured in (pairs.T for pairs in one.tried):
             count = np.arange(1, len(measured) + 1)
             axes.step(count, simulated, where="post", linewidth=0.7, color=one.color, zorder=2)
             axes.scatter(count, measured, s=14, alpha=0.6, linewidths=0, color=one.color, zorder=2.5)
-    if plot.series:
-        for level in plot.levels.values():
-            axes.axhline(level, color=FAINT_INK, linewidth=0.8, zorder=1.5)
+    levels = sorted(plot.levels.items(), key=lambda item: item[1]) if plot.series else []
+    for place, (name, level) in enumerate(levels):
+        axes.axhline(level, color=FAINT_INK, linewidth=0.8, zorder=1.5)
+        # names at either end in turn: those of lines that are close to each other stay apart
+        end, ha, shift = (1.0, "right", -2) if place % 2 == 0 else (0.0, "left", 2)
+        at: dict[str, Any] = {
+            "xycoords": ("axes fraction", "data"),
+            "xytext": (shift, 2),
+            "textcoords": "offset points",
+        }
+        if plot.y.low <= level <= plot.y.high:
+            axes.annotate(name, (end, level), ha=ha, va="bottom", fontsize=8, color=FAINT_INK, parse_math=False, **at)
     axes.set(xscale="log" if plot.x.is_log else "linear", yscale="log" if plot.y.is_log else "linear")
     axes.set(xlim=(plot.x.low, plot.x.high), ylim=(plot.y.low, plot.y.high))
     for shown, axis in ((plot.x, axes.xaxis), (plot.y, axes.yaxis)):
@@ -303,33 +406,14 @@ def label_beside(
 FRAME_DPI = 75
 TEXT_COLUMNS = 60
 """Characters of a device's lane."""
-LIGHTEST = 0.62
-"""Part of white in the colour of the last micro-batch."""
-JOINED = 0.004
-"""A break of up to this part of the step does not end a run of ops ..."""
-BUSY = 0.6
-"""... which is one as long as its own ops take this part of it: others may take turns with them."""
-
-_LANE, _HATCH = "#F1F3F5", "////"
+_HATCH = "////"
 _WIDTH_IN, _RIGHT_IN = 14.0, 0.35
-_TOP_IN, _BOTTOM_IN = 1.0, 0.62
-"""Above the lanes, and below them."""
+_TOP_IN, _UNTITLED_IN, _BOTTOM_IN = 1.0, 0.3, 0.62
+"""Above the lanes, with and without a title, and below them."""
 _DEVICE_IN, _DIRECTION_IN, _GAP_IN = 0.62, 0.27, 0.07
-_MOST_LANES_IN, _MOST_DIRECTIONS, _LEAST_LABELLED_IN = 16.0, 20, 0.2
+_MOST_LANES_IN, _LEAST_LABELLED_IN = 16.0, 0.2
 _LABEL_PT, _NUMBER_PT, _CHARACTER = 7.5, 10.0, 0.62 / 72
 """Sizes of texts on bars, and the width of a character in inches, at one point."""
-
-
-@dataclass
-class Row:
-    """A lane of the chart; ops on gangs apart; `bottom` and `height` in inches."""
-
-    name: str
-    is_device: bool
-    items: list[Slice] = field(default_factory=list)
-    gang_items: list[Slice] = field(default_factory=list)
-    bottom: float = 0.0
-    height: float = 0.0
 
 
 def save_timeline_png(
@@ -351,7 +435,7 @@ def save_timeline_png(
         InvalidValue: a timeline of another graph.
         FileProblem: the file cannot be written.
     """
-    save_figure(path, _figure(timeline, graph, host, title))
+    save_figure(path, _titled(timeline, graph, host, title))
 
 
 def timeline_frame(timeline: Timeline, graph: OpGraph, host: Host, title: str) -> NDArray[np.uint8]:
@@ -362,7 +446,7 @@ def timeline_frame(timeline: Timeline, graph: OpGraph, host: Host, title: str) -
     Raises:
         InvalidValue: a timeline of another graph.
     """
-    figure = _figure(timeline, graph, host, title)
+    figure = _titled(timeline, graph, host, title)
     figure.set_dpi(FRAME_DPI)
     figure.canvas.draw()
     pixels: NDArray[np.uint8] = np.asarray(figure.canvas.buffer_rgba())[..., :3]  # type: ignore[attr-defined]
@@ -391,50 +475,51 @@ def timeline_text(timeline: Timeline, graph: OpGraph, host: Host, title: str) ->
     return "\n".join([*lines, f"step {format_seconds(timeline.step_s)}, {timeline.source}"])
 
 
-def _figure(timeline: Timeline, graph: OpGraph, host: Host, title: str) -> Figure:
-    trace, count = Trace.of_timeline(timeline, graph, host), graph.num_micro_batches
-    rows, step_ms = rows_of(trace, host), timeline.step_s * 1e3 or 1.0
-    lanes_in = _lay_out(rows)
-    height_in = _TOP_IN + lanes_in + _BOTTOM_IN
-    left_in = 0.45 + 0.085 * max(max(len(row.name) for row in rows), len("100 % busy"))
+def _titled(timeline: Timeline, graph: OpGraph, host: Host, title: str) -> Figure:
+    trace = Trace.of_timeline(timeline, graph, host)
+    return timeline_figure(trace, host.devices, graph.num_micro_batches, title=title or "One step")
+
+
+def timeline_figure(
+    trace: Trace,
+    devices: Sequence[Device],
+    num_micro_batches: int,
+    *,
+    title: str = "",
+    parts: Parts = PHASES,
+    most_bars: int | None = None,
+) -> Figure:
+    """The chart of `save_timeline_png`.
+
+    Args:
+        trace: of one step.
+        devices: of its host, in order; gangs among them.
+        num_micro_batches: that the step's batch is cut into.
+        title: above the chart, beside a legend; without one, both are left out.
+        parts: that bars have the colours of.
+        most_bars: for readers who can point at a bar: each says what it is, and neighbours that are too short to be
+            seen are joined until there are no more than about that many.
+    """
+    rows, step_ms = rows_of(trace, devices), trace.step_s * 1e3 or 1.0
+    busy = [covered_s([*row.items, *row.gang_items]) for row in rows]
+    if most_bars is not None:
+        join(rows, trace.step_s, most_bars)
+    lanes_in, top_in = _lay_out(rows), _TOP_IN if title else _UNTITLED_IN
+    height_in = top_in + lanes_in + _BOTTOM_IN
+    left_in = 0.45 + 0.085 * max(max((len(row.name) for row in rows), default=0), len("100 % busy"))
     chart_in = _WIDTH_IN - left_in - _RIGHT_IN
-    figure = new_figure(_WIDTH_IN, height_in, title or "One step", 0.25, 0.26, size=15)
+    figure = new_figure(_WIDTH_IN, height_in, title, 0.25, 0.26, size=15)
     axes = figure.add_axes((left_in / _WIDTH_IN, _BOTTOM_IN / height_in, chart_in / _WIDTH_IN, lanes_in / height_in))
     axes.set(xlim=(0.0, step_ms), ylim=(0.0, lanes_in))
-    for row in rows:
-        _draw_row(axes, row, count, timeline.step_s, step_ms / chart_in)
-    copies = [one for row in rows if not row.is_device for one in row.items]
-    facts = f"{timeline.source} · {len(trace.ops):,} ops · {len(copies):,} transfers"
-    colors = {phase: color for phase, color in PHASE_COLORS.items() if phase != TRANSFER or copies}
-    patches = [Patch(facecolor=color, label=phase) for phase, color in colors.items()]
-    if copies:
-        facts += f" of {format_bytes(sum(one.num_bytes for one in copies))} in all"
-    if count > 1:
-        facts += f" · {count} micro-batches, numbered from 0, later ones lighter"
-    if any(row.gang_items for row in rows):
-        looks: dict[str, Any] = {"facecolor": FAINT_INK, "edgecolor": "white", "linewidth": 0, "hatch": _HATCH}
-        patches.append(Patch(**looks, label="on several devices"))
-    figure.text(0.25 / _WIDTH_IN, 1 - 0.60 / height_in, facts, ha="left", va="top", fontsize=10, color=FAINT_INK)
-    figure.legend(
-        handles=patches,
-        loc="upper right",
-        bbox_to_anchor=(1 - _RIGHT_IN / _WIDTH_IN, 1 - 0.2 / height_in),
-        ncols=len(patches),
-        frameon=False,
-        fontsize=10,
-        labelcolor=INK,
-        handlelength=1.1,
-        handleheight=1.0,
-        columnspacing=1.6,
-        handletextpad=0.5,
-        borderaxespad=0.0,
-        borderpad=0.1,
-    )
+    for row, busy_s in zip(rows, busy, strict=True):
+        _draw_row(axes, row, busy_s, num_micro_batches, trace.step_s, step_ms / chart_in, parts, most_bars is not None)
+    if title:
+        _draw_facts(figure, trace, rows, num_micro_batches, parts)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=12, steps=[1, 2, 2.5, 5, 10]))
     quiet_time_axis(axes, "time since the step began, ms")
     axes.axvline(step_ms, color=INK, linewidth=1.6, zorder=5, clip_on=False)
     axes.annotate(
-        f"step {format_seconds(timeline.step_s)}",
+        f"step {format_seconds(trace.step_s)}",
         (1.0, 1.0),
         xycoords="axes fraction",
         xytext=(0, 5),
@@ -448,26 +533,36 @@ def _figure(timeline: Timeline, graph: OpGraph, host: Host, title: str) -> Figur
     return figure
 
 
-def rows_of(trace: Trace, host: Host) -> list[Row]:
-    """A row for each device except gangs, in order, then one for each direction used.
-
-    Where there are too many directions to read, one for each sender.
-    """
-    rows = {device.name: Row(device.name, True) for device in host.devices if not device.members}
-    members = {device.name: device.members for device in host.devices if device.members}
-    for one in trace.ops:
-        if (name := trace.device_of(one)) in rows:
-            rows[name].items.append(one)
-        for member in members.get(name, ()):
-            rows[member].gang_items.append(one)
-    order = {device.name: place for place, device in enumerate(host.devices)}
-    # a transfer over several links once
-    transfers = {(one.ends, one.tensor, one.start_s): one for one in trace.slices if one.kind == TRANSFER}
-    is_many = len({one.ends for one in transfers.values()}) > _MOST_DIRECTIONS
-    for one in sorted(transfers.values(), key=lambda one: [order[end] for end in one.ends]):
-        name = f"{one.ends[0]} → {'others' if is_many else one.ends[1]}"
-        rows.setdefault(name, Row(name, False)).items.append(one)
-    return list(rows.values())
+def _draw_facts(figure: Figure, trace: Trace, rows: Sequence[Row], num_micro_batches: int, parts: Parts) -> None:
+    """Draws a line on the step below the title, and the legend beside it."""
+    width_in, height_in = figure.get_size_inches()
+    copies = [one for row in rows if not row.is_device for one in row.items]
+    facts = f"{trace.kind} · {len(trace.ops):,} ops · {len(copies):,} transfers"
+    colors = {part: color for part, color in parts.colors.items() if part != TRANSFER or copies}
+    patches = [Patch(facecolor=color, label=part) for part, color in colors.items()]
+    if copies:
+        facts += f" of {format_bytes(sum(one.num_bytes for one in copies))} in all"
+    if num_micro_batches > 1:
+        facts += f" · {num_micro_batches} micro-batches, numbered from 0, later ones lighter"
+    if any(row.gang_items for row in rows):
+        looks: dict[str, Any] = {"facecolor": FAINT_INK, "edgecolor": "white", "linewidth": 0, "hatch": _HATCH}
+        patches.append(Patch(**looks, label="on several devices"))
+    figure.text(0.25 / width_in, 1 - 0.60 / height_in, facts, ha="left", va="top", fontsize=10, color=FAINT_INK)
+    figure.legend(
+        handles=patches,
+        loc="upper right",
+        bbox_to_anchor=(1 - _RIGHT_IN / width_in, 1 - 0.2 / height_in),
+        ncols=len(patches),
+        frameon=False,
+        fontsize=10,
+        labelcolor=INK,
+        handlelength=1.1,
+        handleheight=1.0,
+        columnspacing=1.6,
+        handletextpad=0.5,
+        borderaxespad=0.0,
+        borderpad=0.1,
+    )
 
 
 def _lay_out(rows: Sequence[Row]) -> float:
@@ -487,38 +582,56 @@ def _lay_out(rows: Sequence[Row]) -> float:
 def _tallest_in(host: Host) -> float:
     """Height in inches of the tallest chart of a timeline on this host: one with tensors sent over every route."""
     wired = {(route.source, route.destination) for route in host.routes if route.links}
-    num_directions = min(len(wired), max(_MOST_DIRECTIONS, len({source for source, _ in wired})))
+    num_directions = min(len(wired), max(MOST_DIRECTIONS, len({source for source, _ in wired})))
     rows = [Row(device.name, True) for device in host.devices if not device.members]
     return _TOP_IN + _lay_out([*rows, *(Row("", False) for _ in range(num_directions))]) + _BOTTOM_IN
 
 
-def _draw_row(axes: Axes, row: Row, num_micro_batches: int, step_s: float, inch_ms: float) -> None:
+def _draw_row(
+    axes: Axes,
+    row: Row,
+    busy_s: float,
+    num_micro_batches: int,
+    step_s: float,
+    inch_ms: float,
+    parts: Parts,
+    is_told: bool,
+) -> None:
     """Draws a lane; `inch_ms` milliseconds are an inch."""
     axes.axhspan(row.bottom, row.bottom + row.height, color=_LANE, linewidth=0, zorder=0)
     middle = row.bottom + row.height / 2
-    _draw_bars(axes, row, row.items, num_micro_batches, inch_ms)
+    count = num_micro_batches if row.is_device else 1
+    _draw_bars(axes, row, row.items, count, inch_ms, parts, is_told)
     if not row.is_device:
         label_beside(axes, 0.0, middle, row.name, size=min(9.0, 56 * row.height), color=FAINT_INK)
         return
-    _draw_bars(axes, row, row.gang_items, num_micro_batches, inch_ms, hatch=_HATCH)
-    ops = [*row.items, *row.gang_items]
-    texts = [(one.start_s, one.end_s, _short_name(one), one) for one in row.items]
+    _draw_bars(axes, row, row.gang_items, count, inch_ms, parts, is_told, hatch=_HATCH)
+    texts = [(one.start_s, one.end_s, short_name(one), one) for one in row.items]
     size, beside_in = _LABEL_PT, 0.08
     if num_micro_batches > 1:
+        ops = [*row.items, *row.gang_items]
         texts = [(start_s, end_s, str(one.micro_batch), one) for start_s, end_s, one in runs(ops, step_s)]
         size, beside_in = _NUMBER_PT, 0.04
     at: dict[str, Any] = {"ha": "center", "va": "center", "zorder": 4, "clip_on": True, "parse_math": False}
     for start_s, end_s, text, one in texts if row.height > _LEAST_LABELLED_IN else ():
         if (end_s - start_s) * 1e3 / inch_ms > len(text) * size * _CHARACTER + beside_in:
-            ink = INK if is_light(shade(PHASE_COLORS[one.kind], one.micro_batch, num_micro_batches)) else "white"
+            fill = shade(parts.color(one), one.micro_batch, num_micro_batches)
+            ink = _ON_LIGHT if is_light(fill) else _ON_DARK
             axes.text((start_s + end_s) * 500, middle, text, fontsize=size, color=ink, **at)
-    busy = f"{covered_s(ops) / (step_s or 1.0):.0%} busy".replace("%", " %")
+    busy = f"{busy_s / (step_s or 1.0):.0%} busy".replace("%", " %")
     label_beside(axes, 0.0, middle + 0.19 * row.height, row.name, size=10.5, weight="bold")
     label_beside(axes, 0.0, middle - 0.21 * row.height, busy, size=9, color=FAINT_INK)
 
 
 def _draw_bars(
-    axes: Axes, row: Row, items: Sequence[Slice], num_micro_batches: int, inch_ms: float, hatch: str | None = None
+    axes: Axes,
+    row: Row,
+    items: Sequence[Slice],
+    shades: int,
+    inch_ms: float,
+    parts: Parts,
+    is_told: bool,
+    hatch: str | None = None,
 ) -> None:
     """Draws a lane's items: wide ones stop short of the next, and no transfer is too thin to be seen."""
     if not items:
@@ -529,55 +642,8 @@ def _draw_bars(
     end = end if row.is_device else np.maximum(end, start + 2 * pixel_ms)
     low, high = (np.full(len(items), row.bottom + share * row.height) for share in (0.04, 0.96))
     corners = np.stack((start, low, start, high, end, high, end, low), axis=-1).reshape(-1, 4, 2)
-    shades = num_micro_batches if row.is_device else 1
-    colors = [shade(PHASE_COLORS[one.kind], one.micro_batch, shades) for one in items]
+    colors = [shade(parts.color(one), one.micro_batch, shades) for one in items]
     looks: dict[str, Any] = {"edgecolors": "white", "linewidths": 0, "hatch": hatch, "zorder": 3}
+    if is_told:  # with two addresses at least: matplotlib forgets that of a collection of one
+        looks["urls"] = [*map(words_of, items), ""]
     axes.add_collection(PolyCollection(list(corners), facecolors=colors, **looks), autolim=False)
-
-
-def _short_name(op: Slice) -> str:
-    """The op's target without namespace and overload."""
-    return clean(op.target).split(".")[:2][-1].removeprefix("_").removesuffix("_backward")
-
-
-@dataclass
-class _Run:
-    first: Slice
-    end_s: float
-    busy_s: float = 0.0
-
-
-def runs(ops: Iterable[Slice], step_s: float) -> list[tuple[float, float, Slice]]:
-    """Where a device works for one micro-batch and phase, but for short breaks: start and end in seconds, first op.
-
-    Args:
-        ops: of one device; those that all micro-batches share are in no run.
-        step_s: of the whole step.
-    """
-    found, last = list[_Run](), dict[tuple[int, str], _Run]()
-    for op in sorted((op for op in ops if op.micro_batch >= 0), key=lambda one: (one.start_s, one.end_s)):
-        run = last.get((op.micro_batch, op.kind))
-        if run is None or op.start_s - run.end_s > JOINED * step_s:
-            run = last[op.micro_batch, op.kind] = _Run(op, op.start_s)
-            found.append(run)
-        run.end_s = max(run.end_s, op.end_s)
-        run.busy_s += op.seconds
-    spans = [(run.first.start_s, run.end_s, run) for run in found]
-    return [(start_s, end_s, run.first) for start_s, end_s, run in spans if run.busy_s >= BUSY * (end_s - start_s)]
-
-
-def shade(color: str, micro_batch: int, num_micro_batches: int) -> str:
-    """`color` mixed with white, the more the later the micro-batch; as it is for ops that all of them share.
-
-    >>> shade("#0072B2", 0, 4), shade("#000000", 3, 4)
-    ('#0072B2', '#9E9E9E')
-    """
-    if micro_batch <= 0 or num_micro_batches < 2:
-        return color
-    share = LIGHTEST * micro_batch / (num_micro_batches - 1)
-    return blended({"own": 1 - share, "white": share}, {"own": color, "white": "#FFFFFF"})
-
-
-def is_light(color: str) -> bool:
-    """Whether dark text reads better on it: the luminance of a grey of half the brightness."""
-    return luminance(color) > luminance("#808080")

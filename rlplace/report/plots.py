@@ -1,26 +1,27 @@
-"""Plots as plain records, drawn by matplotlib into files (`drawing`) and by plotly on the page (`html.figure`).
-
-The content of plots: its series, its axes, its lines. How it looks is the renderers' own.
-"""
+"""Plots as plain records: their series, axes and lines, and the texts of their points. `drawing` draws them."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle
+from itertools import chain, cycle, repeat
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rlplace.errors import refuse_if
+from rlplace.say import clean, format_bytes, format_ms
 
 PHASE_COLORS = {"forward": "#0072B2", "backward": "#E69F00", "update": "#009E73", "transfer": "#CC79A7"}
 """Of Okabe and Ito's palette (2008), told apart with every common kind of colour blindness."""
 SERIES_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
 """That palette without its yellow, in order of first use; then again with another dash or marker."""
+DEVICE_COLORS = ("#44AA99", "#CC6677", "#88CCEE", "#DDCC77", "#AA4499", "#999933", "#117733", "#882255", "#6699CC")
+"""Paul Tol's `muted` scheme (2021), told apart with every common kind of colour blindness; none is of a phase."""
+OTHER_COLOR = "#9AA5B1"
 COLUMNS = ("evaluations", "measured", "seconds", "step_time_s")
 """Of a history, as `--json` and `result.json` hold it; the first three are the budgets of a search."""
 AXIS_WORDS = {"evaluations": "placements scored", "measured": "placements measured", "seconds": "search time, seconds"}
@@ -31,8 +32,29 @@ TOLERANCE = 0.1
 _LOG_X_FROM_RATIO, _LOG_Y_FROM_RATIO = 100.0, 5.0
 _PAD, _FAR = 0.07, 1.6
 """Room beside the values, as a share of their range; a level beyond so many times the largest value is out of view."""
+_NEAR = 4.0
+"""A capacity of up to so many times the peak is in view."""
+_UNITS = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "bytes"))
+MOST_CHARACTERS = 160
+"""Of a name; longer ones are cut in the middle."""
 
 Floats = NDArray[np.float64]
+
+
+def readable(text: object, most: int = MOST_CHARACTERS) -> str:
+    """`clean` text, cut in the middle where it has more than `most` characters.
+
+    Example:
+        >>> readable("from one end to the other", most=13)
+        'from ...other'
+    """
+    shown, half = clean(text), (most - 3) // 2
+    return shown if len(shown) <= most else f"{shown[:half]}...{shown[-half:]}"
+
+
+def device_colors(names: Iterable[str]) -> dict[str, str]:
+    """Devices, each once, with their colours."""
+    return dict(zip(dict.fromkeys(names), chain(DEVICE_COLORS, repeat(OTHER_COLOR))))
 
 
 def blended(shares: Mapping[str, float], colors: Mapping[str, str]) -> str:
@@ -79,6 +101,7 @@ class Series:
         low: (P,) lower end of a band around the steps; None without one.
         high: (P,) its upper end.
         tried: (K, 2) for each run, the k-th row at x = k: the least simulated value until there, and the measured one.
+        told: P texts for readers who point at a point; empty where there are none.
     """
 
     name: str
@@ -88,6 +111,7 @@ class Series:
     low: Floats | None = None
     high: Floats | None = None
     tried: tuple[Floats, ...] = ()
+    told: Sequence[str] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +148,7 @@ class Curve:
     """
 
     method: str
-    history: ArrayLike
+    history: Sequence[Sequence[float]]
     spent: tuple[float, float, float]
     single_s: float = math.nan
     tried: ArrayLike = ()
@@ -186,7 +210,6 @@ def best_so_far(
     *,
     kind: str,
     is_ratio: bool,
-    is_joined: bool = True,
     levels: Mapping[str, float] | None = None,
 ) -> Plot:
     """The best step time so far of every method that found one, over the budget that it had spent.
@@ -198,10 +221,9 @@ def best_so_far(
         axis: one of the first three `COLUMNS`; logarithmic where the curves span more than two decades of it.
         kind: of the step times: `simulated` or `measured`.
         is_ratio: step times over the best single device's; in ms otherwise.
-        is_joined: whether all end where the last of them does; else each ends with its own runs.
         levels: step times to compare with, by name.
     """
-    runs, ends = defaultdict[str, list[tuple[Floats, Floats]]](list), defaultdict[str, float](float)
+    runs, end, unit = defaultdict[str, list[tuple[Floats, Floats]]](list), 0.0, "of one device" if is_ratio else "ms"
     tried = defaultdict[str, list[Floats]](list)
     for curve in curves:
         pairs = np.array(curve.tried, dtype=np.float64).reshape(-1, 2) / (curve.single_s if is_ratio else 1e-3)
@@ -210,22 +232,27 @@ def best_so_far(
             tried[curve.method].append(pairs)
         x, y = curve.steps(axis, is_ratio=is_ratio)
         runs[curve.method].append((x, y))
-        ends[curve.method] = max(ends[curve.method], curve.spent[COLUMNS.index(axis)], *x[-1:])
+        end = max(end, curve.spent[COLUMNS.index(axis)], *x[-1:])
     series = []
     for (name, some), color in zip(runs.items(), cycle(SERIES_COLORS)):
-        x, low, y, high = band_of(some, max(ends.values()) if is_joined else ends[name])
+        x, low, y, high = band_of(some, end)
         if (found := np.isfinite(y)).any():
             highest = np.where(np.isfinite(high), high, y[found].max())
             low_y, high_y = (low[found], highest[found]) if len(some) > 1 else (None, None)
             shown = tuple(tried[name]) if axis == "measured" else ()
-            series.append(Series(name, x[found], y[found], color, low_y, high_y, shown))
+            points = zip(x[found].tolist(), y[found].tolist())
+            told = [
+                f"{readable(name)}: {value:.4g} {unit}\n{AXIS_WORDS[axis]}: {spent:,.4g}" for spent, value in points
+            ]
+            series.append(Series(name, x[found], y[found], color, low_y, high_y, shown, told))
     every_x = np.concatenate([np.empty(0), *(one.x for one in series), *(np.ones(len(one.tried)) for one in series)])
     # also of points that only another axis shows: panels side by side have one scale
     ran = [pairs.ravel() for one in series for pairs in tried[one.name]]
     every_y = np.concatenate([np.empty(0), *(one.y for one in series), *ran])
-    unit = "over the best single device" if is_ratio else "ms"
     near = [level for level in (levels or {}).values() if level <= _FAR * every_y.max(initial=0.0)]
-    vertical = _around(f"best {kind} step so far, {unit}", np.append(every_y, near))
+    vertical = _around(
+        f"best {kind} step so far, {'over the best single device' if is_ratio else unit}", np.append(every_y, near)
+    )
     positive, last = every_x[every_x > 0], float(every_x.max(initial=0.0)) * 1.02 or 1.0
     is_log = bool(positive.size) and bool(positive.max() > _LOG_X_FROM_RATIO * positive.min())
     horizontal = Axis(AXIS_WORDS[axis], float(positive.min()) if is_log else 0.0, last, is_log)
@@ -242,9 +269,40 @@ def agreement(pairs: Mapping[str, ArrayLike]) -> Plot:
     every = np.concatenate([*(some.ravel() for some in found.values())] or [np.empty(0)])
     measured, simulated = (_around(f"{what} step, ms", every) for what in ("measured", "simulated"))
     series = tuple(
-        Series(kind, some[:, 1], some[:, 0], color) for (kind, some), color in zip(found.items(), cycle(SERIES_COLORS))
+        Series(kind, some[:, 1], some[:, 0], color, told=[_agreement_words(kind, *pair) for pair in some.tolist()])
+        for (kind, some), color in zip(found.items(), cycle(SERIES_COLORS))
     )
     return Plot("points", measured, simulated, series, tolerance=TOLERANCE)
+
+
+def _agreement_words(kind: str, simulated_ms: float, measured_ms: float) -> str:
+    return f"{readable(kind)}\nmeasured {measured_ms:.2f} ms\nsimulated {simulated_ms:.2f} ms"
+
+
+def memory_over_time(
+    memory: Mapping[str, Sequence[tuple[float, int]]], step_s: float, capacities: Iterable[int]
+) -> Plot:
+    """Bytes that each device holds over a step, with the capacities that the peak comes near to.
+
+    Args:
+        memory: by device, at least one point: seconds and the bytes from then on; ascending.
+        step_s: of the whole step.
+        capacities: of the devices, in bytes.
+    """
+    peak = max(level for points in memory.values() for _, level in points)
+    scale, unit = next(((scale, unit) for scale, unit in _UNITS if peak >= scale), _UNITS[-1])
+    series = []
+    for name, color in device_colors(memory).items():
+        time_s, level = np.array([*memory[name], (step_s, memory[name][-1][1])], dtype=np.float64).T
+        told = [f"{readable(name)}: {format_bytes(size)} at {format_ms(at_s)} ms" for at_s, size in memory[name]]
+        label = f"{readable(name)}, peak {format_bytes(max(size for _, size in memory[name]))}"
+        series.append(Series(label, time_s * 1e3, level / scale, color, told=told))
+    near = sorted({room for room in capacities if 0 < room <= _NEAR * peak})
+    vertical = Axis(f"memory, {unit}", 0.0, 1.08 * max([peak, *near]) / scale or 1.0)
+    levels = {f"capacity {format_bytes(room)}": room / scale for room in near}
+    return Plot(
+        "steps", Axis("time since the step began, ms", 0.0, step_s * 1e3 or 1.0), vertical, tuple(series), levels
+    )
 
 
 def _around(title: str, values: Floats) -> Axis:

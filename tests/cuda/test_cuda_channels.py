@@ -10,8 +10,8 @@ from fake_gpus.machine import Machine
 from fake_gpus.plan_runs import judged, machine_installed
 
 from rlplace import cuda
-from rlplace.measure.costs.profile import profile_links
 from rlplace.measure.execute.device_threads import Streams
+from rlplace.measure.profiling.profile import profile_links
 
 
 def test_what_may_be_taken_has_been_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,9 @@ import rlplace
 ELSEWHERE = {
     "rlplace.cuda": "which has them",
     "rlplace.measure.timing.eager_step": "waits for all of the GPU, for its own times alone",
-    "rlplace.measure.costs.profile": "sends what is there for long, by the same channels; waits for what it times",
+    "rlplace.measure.profiling.profile": "sends what is there for long, by the same channels; waits for what it times",
     "rlplace.measure.execute.spmd": "likewise, results between ranks",
-    "rlplace.measure.costs.machine_links": "likewise, between two ranks",
+    "rlplace.measure.profiling.machine_links": "likewise, between two ranks",
     "rlplace.compare.replicas": "likewise, in processes with one GPU each",
 }
 """Modules that call these functions for no order between threads or streams."""

@@ -10,9 +10,9 @@ from many_ranks import at_once, facts_of, nodes_of
 
 from rlplace.doctor import Finding, System, machines
 from rlplace.doctor.machines import check_machines, look_at_machines
-from rlplace.measure.costs import machine_links
-from rlplace.measure.costs.machine_links import Figures
 from rlplace.measure.hosts.nodes import Nodes
+from rlplace.measure.profiling import machine_links
+from rlplace.measure.profiling.machine_links import Figures
 
 LINKS = {("a", "b"): Figures(1e-4, 1e8, 1e8)}
 

@@ -25,15 +25,9 @@ from rlplace.measure.problem import Problem, Timeline
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.report import save_timeline_png
 from rlplace.report.chrome_trace import Slice, Trace
-from rlplace.report.drawing import (
-    PHASE_COLORS,
-    TEXT_COLUMNS,
-    is_light,
-    runs,
-    shade,
-    timeline_frame,
-    timeline_text,
-)
+from rlplace.report.drawing import TEXT_COLUMNS, timeline_frame, timeline_text
+from rlplace.report.lanes import is_light, runs, shade
+from rlplace.report.plots import PHASE_COLORS
 
 WIDTH = 14 * 150
 

@@ -1,1 +1,1 @@
-"""Seconds of every op on every device: by roofline (`costs`), or from real steps (`profile`, `metered_step`)."""
+"""Seconds of every op on every device, by roofline, measured or given."""

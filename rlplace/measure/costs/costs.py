@@ -81,18 +81,6 @@ class Costs:
         return f"Costs({self.source}, {counted(num_ops, 'op')} on {counted(num_devices, 'device')}, {whole})"
 
 
-Sizes = NDArray[np.int64]
-
-
-def allocated(num_bytes: Sizes, granularity: int | Sizes) -> Sizes:
-    """The sizes in bytes, each rounded up to a multiple of `granularity` (`Device.memory_granularity_bytes`).
-
-    >>> allocated(np.array([0, 1, 512, 513]), 512).tolist()
-    [0, 512, 512, 1024]
-    """
-    return np.asarray(-(-num_bytes // granularity) * granularity)
-
-
 OpClass = Literal["matmul", "convolution", "attention", "reduction", "gather", "elementwise", "update"]
 
 

@@ -24,7 +24,6 @@ from rlplace.graphs import OpGraph
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Update
 from rlplace.graphs.random_streams import CPU, DrawKey, seeded
-from rlplace.measure.costs.costs import allocated
 from rlplace.measure.execute.device_threads import (
     Clock,
     Crew,
@@ -42,7 +41,7 @@ from rlplace.measure.execute.distributed import DistributedChannel
 from rlplace.measure.execute.launch_code import StepCode
 from rlplace.measure.execute.rank_programs import Run
 from rlplace.measure.execute.residents import GradientsOut, Resident, Residents
-from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.host import Host, allocated
 from rlplace.measure.problem import Plan, Timeline
 
 

@@ -23,7 +23,7 @@ from rlplace.measure.timing.race import looks
 from rlplace.process_settings import close_own, keep_from_children
 
 JOBS = {
-    "links": "from rlplace.measure.costs.profile import links_main as main",
+    "links": "from rlplace.measure.profiling.profile import links_main as main",
     "replicas": "from rlplace.compare.replicas import replica_main as main",
 }
 """By name, the import of a function `main` of the job's options, which are plain data; other code is never run."""

@@ -352,3 +352,13 @@ class Host:
     def to_dict(self) -> dict[str, object]:
         """The host as plain data, as in host files and run folders."""
         return asdict(self)
+
+
+def allocated(num_bytes: NDArray[np.int64], granularity: int | NDArray[np.int64]) -> NDArray[np.int64]:
+    """The sizes in bytes, each rounded up to a multiple of `granularity` (`Device.memory_granularity_bytes`).
+
+    >>> import numpy as np
+    >>> allocated(np.array([0, 1, 512, 513]), 512).tolist()
+    [0, 512, 512, 1024]
+    """
+    return -(-num_bytes // granularity) * granularity

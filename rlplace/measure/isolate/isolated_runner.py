@@ -24,7 +24,6 @@ from rlplace.errors import DeviceLost, RlplaceError, RunnerError
 from rlplace.graphs import Grouping, OpGraph
 from rlplace.graphs.interpreter import require_program
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.costs.profile import profile_costs
 from rlplace.measure.hosts.host import Device, Host
 from rlplace.measure.hosts.resolve import check_runs_here
 from rlplace.measure.isolate.fleet import Fleet
@@ -49,6 +48,7 @@ from rlplace.measure.isolate.packing import Packed, without_model
 from rlplace.measure.isolate.worker import FROM_OUTSIDE, CannotIsolate, ending, ops_at_fault
 from rlplace.measure.measurement import Measurement, Status
 from rlplace.measure.problem import Plan, Problem, Timeline, single_device_plan
+from rlplace.measure.profiling.profile import profile_costs
 from rlplace.measure.timing.eager_step import MAKING_S, EagerRecipe, Other
 from rlplace.measure.timing.host_runner import (
     LONGEST_S,

@@ -33,7 +33,6 @@ from rlplace.errors import RunnerError
 from rlplace.graphs import OpGraph
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Origin
-from rlplace.measure.costs.profile import profile_costs
 from rlplace.measure.execute import distributed, shared_memory
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.distributed import Wires, connect, store_in, torchrun_store
@@ -61,6 +60,7 @@ from rlplace.measure.isolate.messages import (
 from rlplace.measure.isolate.packing import Packed, Section, Unpacked
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Plan, Problem
+from rlplace.measure.profiling.profile import profile_costs
 from rlplace.measure.timing.eager_step import MAKING_S
 from rlplace.measure.timing.host_runner import HostRunner, status_of
 from rlplace.measure.timing.race import LOOKS_EVERY_S, Timer, Watch, looks

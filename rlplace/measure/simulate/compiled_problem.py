@@ -17,8 +17,7 @@ from rlplace.errors import InvalidValue
 from rlplace.graphs import FORWARD, OpGraph
 from rlplace.graphs.paths import longest_after, ready_order, topological_order
 from rlplace.jit import Block, Bytes, Floats, Ints, IntTable, Longs
-from rlplace.measure.costs.costs import allocated
-from rlplace.measure.hosts.host import Host
+from rlplace.measure.hosts.host import Host, allocated
 from rlplace.measure.problem import Plan, Problem, transfer_sources
 
 HANDOVER, QUEUED, JOB = 1, 2, 3

@@ -1,110 +1,82 @@
 "use strict";
-// Draws the figures in the page's colours, and again whenever the reader changes between light and dark.
+// Says the text of the mark that a reader points at, and zooms into the timeline.
 (() => {
+  const SVG = "http://www.w3.org/2000/svg";
   const NARROW = 640;
-  const styles = getComputedStyle(document.documentElement);
-  const figures = JSON.parse(document.getElementById("figures").textContent);
-  const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  const chosen = new Map();
   document.documentElement.classList.add("with-script");
 
-  const color = (name) => styles.getPropertyValue(`--${name}`).trim();
-  const NAMES = { "@ink": "ink", "@faint": "faint", "@grid": "grid", "@card": "card", "@accent": "accent" };
-  const coloured = (value) => {
-    if (typeof value === "string") return Object.hasOwn(NAMES, value) ? color(NAMES[value]) : value;
-    if (Array.isArray(value)) return value.map(coloured);
-    if (value === null || typeof value !== "object") return value;
-    return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, coloured(item)]));
-  };
-
-  const shared = () => ({
-    paper_bgcolor: "rgba(0,0,0,0)",
-    plot_bgcolor: "rgba(0,0,0,0)",
-    autosize: true,
-    font: { family: getComputedStyle(document.body).fontFamily, color: color("ink"), size: 12 },
-    hoverlabel: { bgcolor: color("card"), bordercolor: color("line"), font: { color: color("ink"), size: 12 }, align: "left" },
+  // The texts of marks, shown at once: a browser's own tooltips are late.
+  const tip = document.createElement("div");
+  tip.className = "tip";
+  tip.hidden = true;
+  document.body.append(tip);
+  const texts = new WeakMap();
+  for (const title of document.querySelectorAll("svg g > title")) {
+    texts.set(title.parentNode, title.textContent);
+    title.parentNode.setAttribute("aria-label", title.textContent);
+    title.remove();
+  }
+  document.addEventListener("mousemove", (event) => {
+    let mark = event.target instanceof Element ? event.target.closest("svg g") : null;
+    while (mark && !texts.has(mark)) mark = mark.parentElement?.closest("g") ?? null;
+    tip.hidden = !mark || !texts.get(mark);
+    if (tip.hidden) return;
+    tip.textContent = texts.get(mark);
+    tip.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 4))}px`;
+    tip.style.top = `${event.clientY + tip.offsetHeight + 22 > innerHeight ? event.clientY - tip.offsetHeight - 10 : event.clientY + 18}px`;
   });
 
-  const set = (target, path, value) => {
-    const keys = path.split(".");
-    const last = keys.pop();
-    let place = target;
-    for (const key of keys) place = place[key] ??= {};
-    place[last] = value;
+  // Where the lanes of a timeline are, and what each zoom moves; a view that is hidden has no places yet.
+  const prepared = (svg) => {
+    if (svg.timeline) return svg.timeline;
+    const lanes = svg.querySelector("[id$=patch_2] path").getBBox(); // the background of the axes
+    const [, , width, height] = svg.getAttribute("viewBox").split(" ").map(Number);
+    const cover = document.createElementNS(SVG, "rect");
+    cover.setAttribute("class", "cover");
+    cover.setAttribute("height", height);
+    const every = [...svg.querySelectorAll("text")].map((text) => [text, Number(text.getAttribute("x"))]);
+    svg.append(cover, ...every.filter(([, x]) => x < lanes.x).map(([text]) => text));
+    svg.timeline = { left: lanes.x, right: lanes.x + lanes.width, width, height, every, cover, from: 0, to: 1 };
+    return svg.timeline;
   };
 
-  // The traces and the layout of a figure as the chosen variant has them.
-  const spec = (figure) => {
-    const { data, layout } = structuredClone({ data: figure.data, layout: figure.layout });
-    const variant = figure.variants[chosen.get(figure.id) ?? 0];
-    for (const [path, values] of Object.entries(variant?.restyle ?? {})) {
-      values.forEach((value, index) => set(data[index], path, value));
+  // Shows a timeline from one share of its step to another. The names of its lanes stay where they are, and no text is
+  // stretched.
+  const show = (svg, from, to) => {
+    const { left, right, width, height, every, cover } = prepared(svg);
+    const scale = to - from;
+    const start = left + from * (right - left) - left * scale;
+    svg.setAttribute("viewBox", `${start} 0 ${width * scale} ${height}`);
+    svg.setAttribute("preserveAspectRatio", "none");
+    for (const [text, x] of every) {
+      const place = x < left ? start + x * scale : x;
+      text.setAttribute("transform", `translate(${place} 0) scale(${scale} 1) translate(${-x} 0)`);
     }
-    for (const [path, value] of Object.entries(variant?.relayout ?? {})) set(layout, path, value);
-    const own = { ...shared(), ...coloured(layout) };
-    own.hoverlabel = shared().hoverlabel;
-    if (window.innerWidth < NARROW) own.dragmode = false; // a finger scrolls the page
-    own.transition = { duration: 0 };
-    return [coloured(data), own];
+    cover.setAttribute("x", start);
+    cover.setAttribute("width", left * scale);
+    Object.assign(svg.timeline, { from, to });
   };
 
-  const options = {
-    responsive: true,
-    displaylogo: false,
-    displayModeBar: false,
-    showTips: false,
-    doubleClick: "reset",
-  };
-
-  const draw = (figure) => {
-    const place = document.querySelector(`#${figure.id} .plot`);
-    const [data, layout] = spec(figure);
-    return Plotly.react(place, data, layout, options).then(() => {
-      place.dataset.drawn = "yes";
+  for (const svg of document.querySelectorAll("#timeline-figure svg")) {
+    let began = null;
+    const at = (event) => {
+      const { left, right, width, from, to } = prepared(svg);
+      const box = svg.getBoundingClientRect();
+      const x = ((event.clientX - box.left) / box.width) * width;
+      return Math.min(Math.max(from + ((x - left) / (right - left)) * (to - from), from), to);
+    };
+    svg.addEventListener("dblclick", () => show(svg, 0, 1));
+    svg.addEventListener("mousedown", (event) => {
+      if (innerWidth < NARROW) return; // a finger scrolls the page
+      event.preventDefault();
+      began = at(event);
     });
-  };
-
-  const key = ([name, tint]) => {
-    const item = document.createElement("span");
-    const patch = document.createElement("i");
-    patch.style.background = coloured(tint);
-    item.className = "key";
-    item.append(patch, name);
-    return item;
-  };
-
-  const controls = (figure) => {
-    const box = document.querySelector(`#${figure.id} .controls`);
-    const number = chosen.get(figure.id) ?? 0;
-    box.replaceChildren();
-    if (figure.variants.length > 1) {
-      const choices = document.createElement("span");
-      choices.className = "choices";
-      figure.variants.forEach((variant, index) => {
-        const button = document.createElement("button");
-        button.type = "button";
-        button.textContent = variant.label;
-        button.setAttribute("aria-pressed", String(index === number));
-        button.addEventListener("click", () => {
-          chosen.set(figure.id, index);
-          controls(figure);
-          draw(figure);
-        });
-        choices.append(button);
-      });
-      box.append(choices);
-    }
-    box.append(...(figure.variants[number]?.legend ?? []).map(key));
-  };
-
-  const drawAll = async () => {
-    for (const figure of figures) {
-      controls(figure);
-      await draw(figure);
-    }
-    document.documentElement.dataset.drawn = String(figures.length);
-  };
-
-  dark.addEventListener("change", drawAll);
-  drawAll();
+    addEventListener("mouseup", (event) => {
+      if (began === null) return;
+      const ends = [began, at(event)].sort((a, b) => a - b);
+      began = null;
+      if (ends[1] - ends[0] > 0.01 * (svg.timeline.to - svg.timeline.from)) show(svg, ...ends);
+    });
+  }
+  document.documentElement.dataset.drawn = String(document.querySelectorAll("figure").length);
 })();

@@ -13,42 +13,46 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from importlib import resources
-from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 from typing import Any
 
 import numpy as np
 
-from rlplace.errors import MissingExtra
 from rlplace.files import write_text_atomic
 from rlplace.measure.explain.explanation import Explanation
-from rlplace.report.console import NO_PLACEMENT_NOTE, alternative_rows, cut_rows, path_rows, share, starred_note
-from rlplace.report.html.figure import (
-    Figure,
+from rlplace.report.console import (
+    NO_PLACEMENT_NOTE,
+    alternative_rows,
+    cut_rows,
+    device_rows,
+    path_rows,
+    share,
+    starred_note,
+)
+from rlplace.report.drawing import best_so_far_figure, fidelity_figure, svg_of
+from rlplace.report.html.markup import (
     Raw,
     Section,
-    Variant,
     bullets,
     details,
-    drawn,
     escaped,
     facts,
-    figures_json,
-    page_color,
     paragraph,
+    picture,
     prose,
-    readable,
+    stacked,
     table,
 )
 from rlplace.report.html.run_data import RunData
 from rlplace.report.html.step_sections import memory_section, modules_section, timeline_section
-from rlplace.report.plots import COLUMNS, TOLERANCE, Curve, Plot, agreement, best_so_far
+from rlplace.report.plots import COLUMNS, Curve, readable
 from rlplace.say import NOTHING, clean, format_bytes, format_clock, format_ms, format_seconds
 from rlplace.session.folder import RUN_FILES, SESSION, RunFolder
 from rlplace.session.session import Session
-from rlplace.session.session_records import Row
+from rlplace.session.session_records import MethodResult, Row
 
 _LATEST_S = 253_402_300_799.0
 """The end of the year 9999: `datetime` knows no later one."""
@@ -301,45 +305,22 @@ def explained_section(data: RunData) -> Section | None:
 
 def _devices(explanation: Explanation) -> str:
     rows = []
-    for device in explanation.devices:
-        parts = {"busy": device.busy_s, "transfer": device.transfer_s, "idle": device.idle_s}
-        whole = sum(parts.values()) or 1.0
-        stacked = (f'<b class="{name}" style="width:{100 * part / whole:.2f}%"></b>' for name, part in parts.items())
-        rows.append(
-            [
-                device.name,
-                f"{device.num_ops:,}",
-                Raw(f'<span class="stack">{"".join(stacked)}</span>'),
-                *(share(part, explanation.explained_s) for part in parts.values()),
-                format_bytes(device.sent_bytes),
-                format_bytes(device.received_bytes),
-                format_bytes(device.peak_bytes),
-                f"{device.peak_bytes / device.capacity_bytes:.0%}" if device.capacity_bytes else "",
-            ]
-        )
-    heads = ["device", "ops", "", "busy", "copies alone", "idle", "sent", "received", "peak memory", "of capacity"]
-    return table(heads, rows, numbers=(1, 3, 4, 5, 6, 7, 8, 9), minor=(1, 2, 6, 7, 9))
+    for device, (name, ops, *cells) in zip(explanation.devices, device_rows(explanation), strict=True):
+        parts = ("busy", device.busy_s), ("transfer", device.transfer_s), ("idle", device.idle_s)
+        rows.append([name, ops, Raw(stacked([(f"var(--{part})", seconds) for part, seconds in parts])), *cells])
+    heads = ["device", "ops", "", "busy", "copies alone", "idle", "sent", "received", "peak memory"]
+    return table(heads, rows, numbers=(1, 3, 4, 5, 6, 7, 8), minor=(1, 2, 6, 7))
 
 
-_CURVES_PX, _SCATTER_PX = 360, 400
-_LABELS = {
-    "seconds": "over time",
-    "measured": "over placements measured",
-    "evaluations": "over placements scored",
-}
 _EVALUATIONS, _MEASURED, _SECONDS, _STEP_S = range(4)
-_FEW, _MOST_PAIRS = 3, 60
-
-History = Sequence[Sequence[float]]
+_FEW = 3
 
 
 def learning_section(data: RunData) -> Section | None:
     """The curves, and a table of where each of them begins and ends; None where no history was kept."""
-    searched = {name: rows for name, rows in histories_of(data).items() if len(rows) > 1 or rows[-1][_SECONDS] > 0}
-    curves = {name: rows for name, rows in searched.items() if _is_search(data, name)} or searched
+    curves = curves_of(data)
     if not curves:
         return None
-    figure = _curves(data, curves)
     caveat = (
         "The curves are of the search's own races: the least of many noisy figures is too low, so a curve may end "
         "below what the table says, and the table is right."
@@ -347,71 +328,37 @@ def learning_section(data: RunData) -> Section | None:
         else "All of it is simulated."
     )
     lead = f"The best {data.kind} step so far of each search, and the steps that it had to beat. {caveat}"
-    rows = [
-        [
-            name,
-            format_ms(history[0][_STEP_S]),
-            format_ms(history[-1][_STEP_S]),
-            f"{len(history)}",
-            f"{history[-1][_EVALUATIONS]:,.0f}",
-            f"{history[-1][_MEASURED]:,.0f}",
-            format_seconds(history[-1][_SECONDS]),
-        ]
-        for name, history in curves.items()
-    ]
+    rows = []
+    for curve in curves:
+        first, *_, last = [curve.history[0], *curve.history]
+        counts = f"{last[_EVALUATIONS]:,.0f}", f"{last[_MEASURED]:,.0f}", format_seconds(last[_SECONDS])
+        steps = format_ms(first[_STEP_S]), format_ms(last[_STEP_S])
+        rows.append([curve.method, *steps, f"{len(curve.history)}", *counts])
+    levels_ms = {name: step_s * 1e3 for name, step_s in _references(data, [one.method for one in curves]).items()}
+    figure = best_so_far_figure(curves, title=f"Best {data.kind} step so far", kind=data.kind, levels_ms=levels_ms)
     heads = ["method", "first, ms", "best, ms", "improvements", "scored by then", "measured by then", "after"]
-    body = figure.place + table(heads, rows, numbers=range(1, 7))
-    return Section("learning", "How the search went", lead, body, (figure,))
+    shown = picture("learning-figure", "Best step so far", {"": svg_of(figure, "learning")})
+    return Section("learning", "How the search went", lead, shown + table(heads, rows, numbers=range(1, 7)))
 
 
-def histories_of(data: RunData) -> dict[str, History]:
-    """Rows of four figures by method, in the order of the table; those of other lengths are left out."""
-    kept: dict[str, History] = {row.method: row.history for row in data.rows}
-    kept |= {name: [best.to_list() for best in one.history] for name, one in data.searches.items() if one.history}
-    sound = {
-        name: [one for one in rows if len(one) == len(COLUMNS) and one[_STEP_S] > 0] for name, rows in kept.items()
-    }
-    return {name: rows for name, rows in sound.items() if rows}
-
-
-def _is_search(data: RunData, method: str) -> bool:
-    """Whether the run gave the method its budget; heuristics score a few placements only."""
-    if data.searches:
-        return method in data.searches
-    row = data.row(method)
-    return row is not None and ((row.measured or 0) > 0 or not data.ending.is_measured)
-
-
-def _curves(data: RunData, histories: Mapping[str, History]) -> Figure:
-    curves = [Curve(name, history, _spent(data, name)) for name, history in histories.items()]
-    levels = {name: step_s * 1e3 for name, step_s in _references(data, list(histories)).items()}
-    plots = {
-        axis: best_so_far(curves, axis, kind=data.kind, is_ratio=False, is_joined=False, levels=levels)
-        for axis in _LABELS
-        if axis != "measured" or any(rows[-1][_MEASURED] > 0 for rows in histories.values())
-    }
-    made = {axis: drawn(plot, ": %{y:.2f} ms") for axis, plot in plots.items()}
-    variants = [
-        Variant(
-            _LABELS[axis],
-            {name: [trace[name] for trace in traces] for name in ("x", "y")},
-            {f"xaxis.{name}": layout["xaxis"][name] for name in ("type", "range")}
-            | {"xaxis.title.text": layout["xaxis"]["title"]["text"]},
-            _legend(plots[axis]),
+def curves_of(data: RunData) -> list[Curve]:
+    """A curve for each method that searched; the table's own where the run kept no more of them."""
+    found = [
+        Curve(
+            name,
+            [best.to_list() for best in one.history],
+            (one.num_scored, one.num_measured, one.seconds),
+            tried=_pairs(one),
         )
-        for axis, (traces, layout) in made.items()
+        for name, one in data.searches.items()
+    ] or [
+        Curve(row.method, row.history, (row.placements or 0, row.measured or 0, 0.0))
+        for row in data.rows
+        if row.measured or not data.ending.is_measured
     ]
-    return Figure("learning-figure", "Best step so far over time", *made["seconds"], _CURVES_PX, variants)
-
-
-def _legend(plot: Plot) -> list[tuple[str, str]]:
-    return [(readable(one.name), page_color(one.color)) for one in plot.series]
-
-
-def _spent(data: RunData, name: str) -> tuple[float, float, float]:
-    """The budget that a method spent in all: placements scored, measured, and seconds."""
-    search, row = data.searches.get(name), data.row(name)
-    return row.placements if row else 0, (row.measured or 0) if row else 0, search.seconds if search else 0.0
+    kept = [replace(one, history=[best for best in one.history if len(best) == len(COLUMNS)]) for one in found]
+    # heuristics that score a few placements have one point, at no time
+    return [one for one in kept if len(one.history) > 1 or (one.history and one.history[-1][_SECONDS] > 0)]
 
 
 def _references(data: RunData, shown: Sequence[str]) -> dict[str, float]:
@@ -422,17 +369,18 @@ def _references(data: RunData, shown: Sequence[str]) -> dict[str, float]:
         for row in data.rows
         if row.placement and row.step_s and row.method not in ("single", *shown)
     ]
-    found |= {f"best heuristic: {name}": step_s for step_s, name in sorted(others)[:1]}
+    found |= {f"best heuristic: {readable(name)}": step_s for step_s, name in sorted(others)[:1]}
     return {name: step_s for name, step_s in found.items() if step_s}
 
 
+def _pairs(search: MethodResult) -> list[tuple[float, float]]:
+    """Simulated and measured seconds of what it ran."""
+    return [pair for pair in search.tried if min(pair) > 0]
+
+
 def fidelity_section(data: RunData) -> Section | None:
-    """The scatter, its error in words, and a table; None where nothing was both simulated and measured."""
-    found = {
-        name: [(pair[0], pair[1]) for pair in search.tried if len(pair) == 2 and min(pair) > 0]
-        for name, search in data.searches.items()
-    }
-    pairs = {name: some for name, some in found.items() if some}
+    """The scatter, and its error in words; None where nothing was both simulated and measured."""
+    pairs = {name: some for name, search in data.searches.items() if (some := _pairs(search))}
     every = [pair for some in pairs.values() for pair in some]
     if not every or not data.ending.is_measured:
         return None
@@ -440,24 +388,9 @@ def fidelity_section(data: RunData) -> Section | None:
         f"The {len(every):,} placements that the searches ran, as simulated and as measured (drift of the machine is "
         f"taken out by a reference placement in every race). {words(every)}"
     )
-    plot = agreement(pairs)
-    legend = [*_legend(plot), (f"± {TOLERANCE:.0%}".replace("%", " %"), "#B8C0C9")]
-    figure = Figure(
-        "fidelity-figure",
-        "Simulated over measured step times",
-        *drawn(plot, "<br>measured %{x:.2f} ms<br>simulated %{y:.2f} ms"),
-        _SCATTER_PX,
-        [Variant("", legend=legend)],
-    )
-    rows = [
-        [name, format_ms(measured), format_ms(simulated), f"{simulated / measured - 1:+.1%}"]
-        for name, some in pairs.items()
-        for simulated, measured in some
-    ]
-    note = f"The first {_MOST_PAIRS} as a table" if len(rows) > _MOST_PAIRS else "The same as a table"
-    heads = ["method", "measured, ms", "simulated, ms", "off by"]
-    body = figure.place + details(note, table(heads, rows[:_MOST_PAIRS], numbers=(1, 2, 3)))
-    return Section("fidelity", "Simulator against measured", lead, body, (figure,))
+    title = "Simulated and measured step times"
+    shown = picture("fidelity-figure", title, {"": svg_of(fidelity_figure(pairs, title), "fidelity")})
+    return Section("fidelity", "Simulator against measured", lead, shown)
 
 
 def words(pairs: Sequence[tuple[float, float]]) -> str:
@@ -499,23 +432,20 @@ SECTIONS: tuple[tuple[str, str, Callable[[RunData], Section | None]], ...] = (
 
 
 def report_page(data: RunData) -> str:
-    """The page: its texts escaped, its script and plotly's inlined, and nothing else allowed to run.
+    """The page: its texts escaped, its script inlined, and nothing else allowed to run.
 
-    The page's policy names its scripts by their hashes: markup that came in with a name could run nothing, and nothing
-    on the page can reach a network.
+    The page's policy names its script by its hash: markup that came in with a name could run nothing, and nothing on
+    the page can reach a network.
 
     Args:
         data: of the run.
-
-    Raises:
-        MissingExtra: plotly is not installed.
     """
     made = [make(data) for _, _, make in SECTIONS]
     sections = [section for section in made if section is not None]
     missing = [what for (_, what, _), section in zip(SECTIONS, made, strict=True) if section is None]
-    plotly, script = plotly_script(), _asset("page.js")
+    script = _asset("page.js")
     return Template(_asset("page.html")).substitute(
-        policy=_policy((plotly, script)),
+        policy=_policy(script),
         title=escaped(f"{data.workload}: rlplace report"),
         style=_asset("style.css"),
         contents="".join(f'<a href="#{section.id}">{escaped(section.title)}</a>' for section in sections),
@@ -526,22 +456,8 @@ def report_page(data: RunData) -> str:
             for section in sections
         ),
         missing=_missing(missing),
-        figures=figures_json([figure for section in sections for figure in section.figures]),
-        plotly=plotly,
         script=script,
     )
-
-
-def plotly_script() -> str:
-    """plotly.js, as the plotly package brings it.
-
-    Raises:
-        MissingExtra: plotly is not installed.
-    """
-    found = find_spec("plotly")
-    if found is None or found.origin is None:
-        raise MissingExtra("plotly", how="it draws the figures of reports: pip install plotly")
-    return (Path(found.origin).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
 
 
 def _missing(what: Sequence[str]) -> str:
@@ -552,13 +468,13 @@ def _missing(what: Sequence[str]) -> str:
     return told if last else ""
 
 
-def _policy(scripts: Sequence[str]) -> str:
-    """A content security policy under which these scripts run and nothing is loaded from anywhere."""
-    hashes = " ".join(
-        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode('utf-8')).digest()).decode('ascii')}'"
-        for script in scripts
+def _policy(script: str) -> str:
+    """A content security policy under which this script runs and nothing is loaded from anywhere."""
+    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'"
     )
-    return f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'"
 
 
 def _asset(name: str) -> str:
@@ -581,7 +497,6 @@ def write_report(folder: RunFolder | Path, session: Session | None = None) -> Pa
     Raises:
         FileProblem: no run in the folder, a run without a result, or a file that cannot be read or written.
         InvalidValue, UnknownName: its session is malformed.
-        MissingExtra: plotly is not installed.
     """
     run = folder if isinstance(folder, RunFolder) else RunFolder.open(folder)
     path = run.path(REPORT)

@@ -23,10 +23,10 @@ from rlplace.graphs import capture, register_cost, run_graph, unregister_cost
 from rlplace.graphs.capturing.lower import call_facts, signature, tensor_bytes
 from rlplace.graphs.capturing.portable import attention, attention_backward
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.costs.profile import profile_costs
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents
+from rlplace.measure.profiling.profile import profile_costs
 
 
 @torch.library.custom_op("rlplace_test::swish", mutates_args=())

@@ -29,10 +29,7 @@ from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.optimizers import UpdateState, updater
 from rlplace.graphs.program import Ref, Update, map_refs
 from rlplace.graphs.random_streams import seeded
-from rlplace.measure.costs import machine_links
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.costs.machine_links import line, measured_links
-from rlplace.measure.costs.metered_step import MeteredStep
 from rlplace.measure.execute.device_threads import Channel, Crew, CudaChannel, Job, cycles_to_launch, torch_device
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.residents import Residents, limited_memory
@@ -40,6 +37,9 @@ from rlplace.measure.execute.shared_memory import Arena, SharedChannel
 from rlplace.measure.hosts.host import Device, Host, Link
 from rlplace.measure.hosts.nodes import join
 from rlplace.measure.problem import capacity_bytes, single_device_peak_bytes, single_device_plan
+from rlplace.measure.profiling import machine_links
+from rlplace.measure.profiling.machine_links import line, measured_links
+from rlplace.measure.profiling.metered_step import MeteredStep
 from rlplace.measure.timing.race import Watch
 from rlplace.measure.timing.threads import keep_freed_memory
 from rlplace.say import Say

@@ -15,11 +15,11 @@ from many_ranks import at_once, facts_of, nodes_of
 from torch.distributed import HashStore
 
 from rlplace.errors import RunnerError
-from rlplace.measure.costs import machine_links, profile
-from rlplace.measure.costs.machine_links import Figures, measured_pairs
-from rlplace.measure.costs.profile import profile_links
 from rlplace.measure.execute.distributed import Wire, connect
 from rlplace.measure.hosts.detect import nodes_host
+from rlplace.measure.profiling import machine_links, profile
+from rlplace.measure.profiling.machine_links import Figures, measured_pairs
+from rlplace.measure.profiling.profile import profile_links
 
 LATENCY_S, BYTES_PER_S, BOTH_BYTES_PER_S = 1e-3, 1e8, 4e7
 

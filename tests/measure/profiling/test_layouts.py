@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from rlplace.errors import InvalidValue
 from rlplace.graphs import capture
 from rlplace.graphs.interpreter import require_program
-from rlplace.measure.costs.profile import LEAST, MOST, Layout, layouts, maker
+from rlplace.measure.profiling.profile import LEAST, MOST, Layout, layouts, maker
 
 CPU = torch.device("cpu")
 

@@ -17,9 +17,9 @@ from rlplace import cuda
 from rlplace.errors import RunnerError
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.costs import profile as isolated
-from rlplace.measure.costs.profile import Layout, isolated_s, layouts
 from rlplace.measure.execute.device_threads import Crew
+from rlplace.measure.profiling import profile as isolated
+from rlplace.measure.profiling.profile import Layout, isolated_s, layouts
 
 HOST = core_host(2)
 

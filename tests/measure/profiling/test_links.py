@@ -12,11 +12,11 @@ import torch
 from core_hosts import core_host, process_host
 
 from rlplace import cuda
-from rlplace.measure.costs import profile as links
-from rlplace.measure.costs.profile import GPU_SIZES_BYTES, SIZES_BYTES, line, profile_links
 from rlplace.measure.execute.shared_memory import SharedChannel
 from rlplace.measure.hosts.detect import gpu_host
 from rlplace.measure.hosts.host import Device, Host, Link, Route
+from rlplace.measure.profiling import profile as links
+from rlplace.measure.profiling.profile import GPU_SIZES_BYTES, SIZES_BYTES, line, profile_links
 
 
 class Wires:

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.costs.metered_step import MeteredStep
-from rlplace.measure.costs.profile import seen_workspaces
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.residents import Residents
 from rlplace.measure.hosts.detect import detect_host
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Plan, Problem
+from rlplace.measure.profiling.metered_step import MeteredStep
+from rlplace.measure.profiling.profile import seen_workspaces
 from rlplace.measure.simulate.simulator import Simulator
 
 ELEMENTS = 1 << 10

@@ -19,13 +19,13 @@ from rlplace import cuda
 from rlplace.errors import InvalidValue, RunnerError
 from rlplace.graphs import capture
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.costs import profile
 from rlplace.measure.costs.costs import Costs
-from rlplace.measure.costs.profile import profile_costs, share_by_signature
 from rlplace.measure.execute.rank_programs import rank_programs
 from rlplace.measure.execute.residents import Residents
 from rlplace.measure.hosts.host import Host
 from rlplace.measure.problem import Timeline, single_device_plan
+from rlplace.measure.profiling import profile
+from rlplace.measure.profiling.profile import profile_costs, share_by_signature
 from rlplace.measure.timing.race import Watch
 
 

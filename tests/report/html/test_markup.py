@@ -2,61 +2,41 @@
 
 from __future__ import annotations
 
-import json
-
-import numpy as np
 import pytest
-from run_files import HOSTILE
 
-from rlplace.report.html.figure import (
-    MOST_CHARACTERS,
-    Figure,
+from rlplace.report.html.markup import (
     Raw,
-    Variant,
     bullets,
     clean,
     details,
-    discrete_scale,
     escaped,
     facts,
-    figures_json,
+    legend,
     paragraph,
-    plot_text,
+    picture,
     prose,
-    readable,
+    stacked,
     table,
 )
+from rlplace.report.plots import MOST_CHARACTERS, readable
 
 
-def figure(**trace: object) -> Figure:
-    return Figure(
-        "a", "a figure", [trace], {"title": "x"}, 100, [Variant("v", {"x": [[1]]}, {"y": 2}, [("n", "#000")])]
-    )
+def test_a_figure_says_what_it_is_and_two_views_are_chosen_by_buttons() -> None:
+    one = picture("a", 'a "figure"', {"": "<svg></svg>"})
+    assert 'aria-label="a &quot;figure&quot;"' in one
+    assert "<input" not in one
+    two = picture("a", "a figure", {"by phase": "<svg>1</svg>", "by module": "<svg>2</svg>"})
+    assert two.count("<input") == two.count('<div class="view"') == 2
+    assert two.count(" checked>") == 1
+    assert '<label for="a-1">by module</label>' in two
 
 
-def test_data_comes_back_as_it_was_and_cannot_leave_its_script_element() -> None:
-    text = figures_json([figure(names=list(HOSTILE), values=np.array([1.5, np.nan]))])
-    assert not set("<>&") & set(text)
-    (back,) = json.loads(text)
-    assert back["data"][0] == {"names": list(HOSTILE), "values": [1.5, None]}
-    assert back["variants"][0] == {
-        "label": "v",
-        "restyle": {"x": [[1]]},
-        "relayout": {"y": 2},
-        "legend": [["n", "#000"]],
-    }
-
-
-def test_the_place_of_a_figure_says_what_it_is() -> None:
-    place = Figure("a", 'a "figure"', [], {}, 120).place
-    assert 'aria-label="a &quot;figure&quot;"' in place
-    assert "height:120px" in place
-
-
-def test_each_number_gets_its_colour() -> None:
-    scale = discrete_scale(["red", "blue"])
-    assert scale["colorscale"] == [[0.0, "red"], [0.5, "red"], [0.5, "blue"], [1.0, "blue"]]
-    assert (scale["cmin"], scale["cmax"]) == (-0.5, 1.5)
+def test_parts_of_a_bar_are_shares_of_it() -> None:
+    bar = stacked([("#000000", 3.0), ("#FFFFFF", 1.0)], 0.5)
+    assert "background:#000000;width:75.00%" in bar
+    assert "background:#FFFFFF;width:25.00%" in bar
+    assert '<span style="width:50.00%">' in bar
+    assert "0.00%" in stacked([("#000000", 0.0)])
 
 
 BAD = "<b onclick='x'>&"
@@ -69,6 +49,8 @@ def test_every_text_is_escaped_but_markup_that_says_so() -> None:
         facts([(BAD, BAD)]),
         details(BAD, ""),
         table([BAD], [[BAD]]),
+        legend({BAD: "#000000"}),
+        picture("a", BAD, {BAD: "", "": ""}),
     ):
         assert "<b" not in markup
         assert "&lt;b onclick=" in markup
@@ -86,7 +68,7 @@ def test_rows_have_their_style() -> None:
     assert '<tr class="best"><td>b</td></tr>' in table(["n"], [["a"], ["b"]], styles={1: "best"})
 
 
-@pytest.mark.parametrize("escape", [escaped, prose, plot_text])
+@pytest.mark.parametrize("escape", [escaped, prose])
 def test_no_markup_survives(escape) -> None:
     assert "<" not in escape("<script>alert(1)</script>")
     assert escape("a&lt;b") == "a&amp;lt;b"
