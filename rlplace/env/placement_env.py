@@ -25,7 +25,8 @@ from stable_baselines3.common.vec_env import VecEnv
 from rlplace.env.problem_features import GraphObservation
 from rlplace.env.rewards import Reward, Scores, make_scorer
 from rlplace.errors import InvalidValue, UnknownName, refuse_if
-from rlplace.measure import Costs, Host, HostRunner, Measurer, Problem, Simulator, Timeline, resolve_host
+from rlplace.measure import Host, HostRunner, Measurer, Problem, Simulator, Timeline, resolve_host
+from rlplace.say import sayer
 
 ActionSpace = spaces.Discrete | spaces.MultiDiscrete
 
@@ -109,8 +110,6 @@ class PlacementEnv(gym.Env[Observation, Action], Generic[Action]):
         self.scorer = make_scorer(measurer, reward, baseline_s=baseline_s, deterministic=deterministic)
         self._placed: NDArray[np.int32] | None = None
         self._title = "Nothing placed yet"
-        self._window: Any = None
-        self._is_text = False
 
     @property
     def problem(self) -> Problem:
@@ -134,8 +133,7 @@ class PlacementEnv(gym.Env[Observation, Action], Generic[Action]):
 
         Returns:
             The picture, (height, width, 3), of the same size every time, for `rgb_array`; text for `ansi`. None for
-            `human`, which shows every placement as it comes, in a window of matplotlib or, where there is no display,
-            as text on stdout; None without a render mode.
+            `human`, which prints the text of every placement as it comes; None without a render mode.
         """
         if self.render_mode is None:
             return None
@@ -148,17 +146,14 @@ class PlacementEnv(gym.Env[Observation, Action], Generic[Action]):
         drawn = timeline, self.problem.graph, self.problem.host, self._title
         if self.render_mode == "rgb_array":
             return timeline_frame(*drawn)
+        text = timeline_text(*drawn)
         if self.render_mode == "ansi":
-            return timeline_text(*drawn)
-        if self._has_window():
-            self._show(timeline_frame(*drawn))
-        else:
-            print(timeline_text(*drawn), flush=True)
+            return text
+        print(text, flush=True)
         return None
 
     def close(self) -> None:
-        """Closes the window, and the measurer if the env made it."""
-        self._close_window()
+        """Closes the measurer if the env made it."""
         close = getattr(self.scorer.measurer, "close", None)
         if self._is_owner and close is not None:
             close()
@@ -171,33 +166,6 @@ class PlacementEnv(gym.Env[Observation, Action], Generic[Action]):
         if self.render_mode == "human":
             self.render()
         return {"step_time_s": step_time_s, "status": status, "placement": placement}
-
-    def _close_window(self) -> None:
-        if self._window is not None:
-            from matplotlib import pyplot
-
-            pyplot.close(self._window)
-            self._window = None
-
-    def _has_window(self) -> bool:
-        """Opens the window; False where matplotlib has no display for one."""
-        from matplotlib import pyplot
-
-        if self._window is None and not self._is_text:
-            self._window = pyplot.figure("rlplace")
-            if self._window.canvas.required_interactive_framework is None:
-                self._close_window()
-                self._is_text = True
-        return not self._is_text
-
-    def _show(self, frame: NDArray[np.uint8]) -> None:
-        from matplotlib import pyplot
-
-        height, width, _ = frame.shape
-        self._window.clear()
-        self._window.set_size_inches(width / self._window.dpi, height / self._window.dpi)
-        self._window.figimage(frame)
-        pyplot.pause(1e-3)  # lets the window be drawn
 
 
 NUM_GROUPS = 256
@@ -267,38 +235,11 @@ def find_measurer(
 
 def _problem_of(workload: str, host: str | Host, num_groups: int, workload_seed: int) -> Problem:
     """The step of a workload, profiled on a host of this machine, estimated (or as its file gives it) on another."""
-    from rlplace.graphs import capture, load_graph
-    from rlplace.graphs.formats import load_times_s
-    from rlplace.measure.hosts.resolve import check_present
-    from rlplace.measure.isolate.isolated_runner import profile_isolated
-    from rlplace.workloads import build_for, parse_workload
+    from rlplace.session.prepare import Steps, make_problem
+    from rlplace.workloads import parse_workload
 
-    spec, host = parse_workload(workload), resolve_host(host)
-    check_present(host)
-    refuse_if(
-        spec.is_file and not host.is_simulated,
-        "workload",
-        workload,
-        "a name or package.module:function",
-        where="environment",
-        hint="A graph file alone can be simulated, not measured: give a simulated host, or the model itself.",
-    )
-    if spec.is_file:
-        graph, times_s = load_graph(spec.path), load_times_s(spec.path)
-        if times_s is not None:
-            return Problem.grouped(graph, host, Costs.given(times_s, host), num_groups)
-    else:
-        built = build_for(spec, host, workload_seed)
-        graph = capture(built.model, built.inputs, built.loss_fn, built.optimizer, targets=built.targets)
-    if host.is_simulated:
-        return Problem.estimate(graph, host, num_groups=num_groups)
-    return Problem.profile(
-        graph,
-        host,
-        num_groups=num_groups,
-        progress=False,
-        profiler=lambda graph, host, say: profile_isolated(graph, host, on_progress=say),
-    )
+    steps = Steps(parse_workload(workload), resolve_host(host), workload_seed)
+    return make_problem(steps.first_graph, steps.host, num_groups, sayer(False), spec=steps.spec)
 
 
 def action_space(problem: Problem) -> spaces.MultiDiscrete:

@@ -20,13 +20,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlplace.errors import check_known
 from rlplace.graphs import PHASES, OpGraph
-from rlplace.graphs.grouping.coarsen import distinct
 from rlplace.graphs.opgraph import RESIDENT_TARGETS, SOURCE_TARGETS
 from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.measure import Problem
-from rlplace.measure.simulate.compiled_problem import list_order
-from rlplace.search.groupings import held_bytes, room_bytes
-from rlplace.search.schedule.list_schedule import device_rules
+from rlplace.measure.simulate.compiled_problem import list_order, mean_route
+from rlplace.search.groupings import edges_between_groups, group_time_s, held_bytes, joined_groups, room_bytes
+from rlplace.search.schedule.list_schedule import busy_devices
 
 OP_KINDS = (
     "parameter",
@@ -382,30 +381,11 @@ def graph_features(problem: Problem) -> GraphFeatures:
     )
 
 
-def group_edges(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64], FloatArray, FloatArray]:
-    """Source, target, bytes and number of tensors of each edge between groups; a tensor goes to a group once."""
-    graph, num_groups = problem.graph, problem.grouping.num_groups
-    op_group = problem.grouping.op_group.astype(np.int64)
-    reads = distinct(graph.input_tensors.astype(np.int64) * max(num_groups, 1) + op_group[graph.edge_op])
-    tensor, reader = reads // max(num_groups, 1), reads % max(num_groups, 1)
-    producer = op_group[graph.tensor_op[tensor]]
-    outside = producer != reader
-    pairs, inverse = np.unique(producer[outside] * num_groups + reader[outside], return_inverse=True)
-    edge_bytes = np.bincount(inverse, graph.tensor_bytes[tensor[outside]], len(pairs)).astype(np.float64)
-    edge_tensors = np.bincount(inverse, minlength=len(pairs)).astype(np.float64)
-    return pairs // num_groups, pairs % num_groups, edge_bytes, edge_tensors
-
-
 def path_lengths(graph: OpGraph, cost_s: FloatArray) -> tuple[FloatArray, FloatArray]:
     """(N,) seconds of the longest path that ends before each op, and of the longest that starts with it."""
     producers = graph.tensor_op[graph.input_tensors]
     edges = graph.input_offsets, producers, np.zeros(len(producers))
     return longest_before(cost_s, *edges), cost_s + longest_after(cost_s, *edges)
-
-
-def _mean_route(table_DD: FloatArray) -> float:
-    """Mean over ordered pairs of different devices, of a table that is 0 on the diagonal; 0 for one device."""
-    return float(table_DD.sum()) / max(len(table_DD) * (len(table_DD) - 1), 1)
 
 
 def _sums(groups: NDArray[np.integer], num_groups: int, weights: NDArray[np.generic]) -> FloatArray:
@@ -474,9 +454,8 @@ class GroupArrays:
     def of(cls, problem: Problem) -> GroupArrays:
         """Those of the problem's own grouping."""
         grouping = problem.grouping
-        cost_s = np.zeros((grouping.num_groups, problem.host.num_devices))
-        np.add.at(cost_s, grouping.op_group, problem.costs.op_time_s)
-        source, target, edge_bytes, edge_tensors = group_edges(problem)
+        cost_s = group_time_s(problem, grouping)
+        source, target, edge_bytes, edge_tensors = edges_between_groups(problem, grouping)
         return cls(
             cost_s=cost_s,
             held_bytes=held_bytes(problem, grouping),
@@ -488,7 +467,7 @@ class GroupArrays:
             edge_tensors=edge_tensors,
             latency_s=problem.transfer_latency_s,
             s_per_byte=problem.transfer_s_per_byte,
-            occupies=device_rules(problem.host)[1],
+            occupies=busy_devices(problem.host),
             order=_group_order(problem),
             unit_s=float(cost_s.mean()) or 1.0,
             share_s=float(cost_s.mean(axis=1).sum()) / problem.host.num_devices or 1.0,
@@ -502,10 +481,13 @@ class GroupArrays:
     def num_devices(self) -> int:
         return int(self.cost_s.shape[1])
 
+    def joined(self) -> tuple[NDArray[np.int32], NDArray[np.int32], FloatArray, NDArray[np.bool_]]:
+        """The edges as CSR over groups, see `joined_groups`."""
+        return joined_groups(self.edge_source, self.edge_target, self.edge_bytes, self.num_groups)
+
     def edge_s(self) -> FloatArray:
         """(K,) seconds that each edge takes on the mean route; 0 on a host of one device."""
-        latency_s, s_per_byte = _mean_route(self.latency_s), _mean_route(self.s_per_byte)
-        return self.edge_tensors * latency_s + self.edge_bytes * s_per_byte
+        return self.edge_tensors * mean_route(self.latency_s) + self.edge_bytes * mean_route(self.s_per_byte)
 
 
 def _group_order(problem: Problem) -> LongArray:

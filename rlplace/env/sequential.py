@@ -34,13 +34,15 @@ from rlplace.env.rewards import Reward, rewards_of
 from rlplace.errors import InvalidValue, check_known, refuse_if
 from rlplace.graphs import Grouping
 from rlplace.measure import Host, Measurer, Problem
-from rlplace.search.improve.starting_points import FIRST_WEIGHTS, GROUPINGS, Pair, Schedulers
-from rlplace.search.schedule.list_schedulers import ESTIMATES, Estimator
+from rlplace.search.improve.starting_points import FIRST_WEIGHTS, GROUPINGS, Pair, Schedulers, varied
 from rlplace.search.schedule.partial_schedule import (
     DECISION_FEATURES,
+    ESTIMATES,
     FEATURES,
+    GroupLayout,
     clear,
     decide,
+    estimates,
     group_layout,
     new_schedules,
     next_groups,
@@ -60,6 +62,7 @@ __all__ = [
     "SequentialEnv",
     "SequentialObservation",
     "SequentialVecEnv",
+    "varied",
 ]
 LongArray = NDArray[np.int64]
 
@@ -567,8 +570,8 @@ class ListSchedules(Schedulers):
 
     def estimate(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
         """(B, 6) `ESTIMATES` of placements (B, N): nothing of it is simulated."""
-        return self._estimator.of(placements)
+        return estimates(self._ungrouped, placements)
 
     @cached_property
-    def _estimator(self) -> Estimator:
-        return Estimator.of_problem(self._problem)
+    def _ungrouped(self) -> GroupLayout:
+        return group_layout(self._problem, Grouping(np.arange(self._problem.graph.num_ops, dtype=np.int32)))

@@ -15,7 +15,7 @@ from rlplace.lazy_imports import lazy
 
 if TYPE_CHECKING:
     from rlplace.policy.base import GroupPolicy, IndependentPolicy, Learner, Policy, PolicyModule
-    from rlplace.policy.gnn import GnnPolicy, GraphEncoder, PlacerPolicy, load_policy, make_policy
+    from rlplace.policy.gnn import GnnPolicy, GraphEncoder, PlacerPolicy, make_policy
     from rlplace.policy.improver import ImproverPolicy
     from rlplace.policy.learn.learners import (
         CloneLearner,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         resume_learner,
         save_learner,
     )
-    from rlplace.policy.learn.ppo import GroupPPO, PlacerPPO, learn_many
+    from rlplace.policy.learn.ppo import GroupPPO, learn_many
     from rlplace.policy.options import (
         CloneConfig,
         GnnConfig,
@@ -59,7 +59,6 @@ __all__ = [
     "Learner",
     "PPOConfig",
     "PlacerArchitecture",
-    "PlacerPPO",
     "PlacerPolicy",
     "Policy",
     "PolicyModule",
@@ -69,7 +68,6 @@ __all__ = [
     "Seq2SeqPolicy",
     "imitate",
     "learn_many",
-    "load_policy",
     "make_policy",
     "resume_learner",
     "save_learner",

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -276,11 +277,14 @@ class PolicyModule(nn.Module):
         num_groups: groups that it places, G.
         num_devices: devices that it places them on, D.
         generator: draws the samples.
+        suits: facts of the problems that its weights suit alone, by name: kept in its files, and the same in those that
+            it loads.
         problem_buffers: names of the buffers that describe the problem; a state of a learner does not change them.
     """
 
     kind: str = ""
     config: Any = None
+    suits: Mapping[str, Sequence[str]] = MappingProxyType({})
     problem_buffers: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, allowed_GD: NDArray[np.bool_], seed: int) -> None:
@@ -318,13 +322,15 @@ class PolicyModule(nn.Module):
             FileProblem: a file cannot be written.
         """
         options = {} if self.config is None else dataclasses.asdict(self.config)
-        save_checkpoint(path, {"schema": SCHEMA, "kind": self.kind, "options": options}, self.state_dict())
+        about = {"schema": SCHEMA, "kind": self.kind, "options": options, **self.suits}
+        save_checkpoint(path, about, self.state_dict())
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Takes the weights that a policy with the same options saved.
 
         Raises:
-            FileProblem: a file is missing, malformed, of another kind, or has weights of other shapes.
+            FileProblem: a file is missing, malformed, of another kind or for other problems, or has weights of other
+                shapes.
             InvalidValue: the policy there has other options.
         """
         self.load_weights(path)
@@ -343,6 +349,9 @@ class PolicyModule(nn.Module):
                 where=f"policy {self.kind}",
                 hint=f"Give the policy the options of {about_path}.",
             )
+        for name, values in self.suits.items():
+            if about.get(name) != list(values):
+                raise FileProblem(about_path, f"weights for a problem of other {name} than this one.")
         set_tensors(dict(self.named_parameters()), tensors, path)
         return tensors
 
@@ -359,6 +368,12 @@ class IndependentPolicy(PolicyModule):
     def __init__(self, allowed_GD: NDArray[np.bool_], seed: int) -> None:
         super().__init__(allowed_GD, seed)
         self.register_buffer("temperature", torch.ones(()))
+
+    def load_weights(self, path: str | os.PathLike[str]) -> dict[str, Tensor]:
+        """As that of any policy, and the temperature."""
+        tensors = super().load_weights(path)
+        set_tensors({"temperature": self.temperature}, tensors, path)
+        return tensors
 
     def logits(self) -> Tensor:
         """(G, D) logits at temperature 1; minus infinity where a group may not be."""

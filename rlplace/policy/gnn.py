@@ -1,28 +1,17 @@
 """Policies that place every group by itself, from a graph network over the groups.
 
-`PlacerPolicy`: for one problem, as a Stable-Baselines3 policy. `GnnPolicy`: for any problem, from `AssignmentNetwork`,
-which has logits of every group on every device after rounds of soft assignment. `GraphEncoder`: message passing over
-the group graph.
+`PlacerPolicy`: for one problem. `GnnPolicy`: for any problem, from `AssignmentNetwork`, which has logits of every group
+on every device after rounds of soft assignment. `GraphEncoder`: message passing over the group graph.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, Literal
 
-import numpy as np
 import torch
-from gymnasium import spaces
-from pydantic import Field
-from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.torch_layers import CombinedExtractor
-from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor, nn
 
-from rlplace.env import GraphFeatures, graph_features
+from rlplace.env import graph_features
 from rlplace.env.problem_features import (
     DEVICE_FEATURES,
     EDGE_FEATURES,
@@ -30,210 +19,56 @@ from rlplace.env.problem_features import (
     NODE_FEATURES,
     PAIR_FEATURES,
     SUMMARY,
-    index_space,
     problem_features,
 )
-from rlplace.errors import FileProblem
 from rlplace.measure import Problem
 from rlplace.policy.base import (
-    SCHEMA,
     IndependentPolicy,
     ProblemTensors,
-    check_tensors,
-    chosen_and_entropy,
     device_marks,
-    drawn,
-    load_checkpoint,
-    save_checkpoint,
     seeded_weights,
-    set_all,
     set_tensors,
 )
 from rlplace.policy.options import GnnConfig, PlacerArchitecture
-from rlplace.records import Whole, read_record, record
-
-KIND: Literal["placer"] = "placer"
-"""Names the policy in its checkpoints."""
-Size = Annotated[Whole, Field(ge=1, le=1 << 24)]
 
 
-@record(frozen=True)
-class PlacerFile:
-    """`policy.json`, the description of the weights beside it."""
-
-    schema: int
-    kind: Literal["placer"]
-    num_groups: Size
-    num_devices: Size
-    features: tuple[str, ...]
-    """Names of the features of groups."""
-    architecture: PlacerArchitecture
-
-
-def kept_features(tensors: Mapping[str, Tensor], file: PlacerFile, path: Path) -> GraphFeatures:
-    """The features of the problem that a placer was made for, checked before anything of their size is made.
-
-    Args:
-        tensors: of the file, by name.
-        file: the description of them.
-        path: of the tensors, for messages.
-
-    Raises:
-        FileProblem: tensors and description differ, or the graph is impossible.
-    """
-    groups, devices, architecture = file.num_groups, file.num_devices, file.architecture
-    num_edges = len(tensors["edge_source"]) if "edge_source" in tensors and tensors["edge_source"].dim() else 0
-    whole, real = torch.int64, torch.float32
-    expected: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
-        "node_features": (real, (groups, len(file.features))),
-        "edge_features": (real, (num_edges, 2)),
-        "edge_source": (whole, (num_edges,)),
-        "edge_target": (whole, (num_edges,)),
-        "group_cost": (real, (groups, devices)),
-        "allowed": (torch.bool, (groups, devices)),
-        "encoder.embed.2.weight": (real, (architecture.hidden, architecture.hidden)),
-    }
-    every = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-    check_tensors(tensors, every | expected, path, "not the weights of its .json")
-    layers = sum(name.startswith("encoder.layers.") and name.endswith(".norm.weight") for name in tensors)
-    if layers != architecture.num_layers:
-        raise FileProblem(path, f"not the weights of its .json: {layers} layers, expected {architecture.num_layers}.")
-    for name in ("edge_source", "edge_target"):
-        if num_edges and not 0 <= int(tensors[name].min()) <= int(tensors[name].max()) < groups:
-            raise FileProblem(path, f"{name} names groups that are not there, expected 0..{groups - 1}.")
-    if not bool(tensors["allowed"].any(dim=1).all()):
-        raise FileProblem(path, "allowed leaves a group no device.")
-    names = [field.name for field in dataclasses.fields(GraphFeatures) if field.name != "names"]
-    return GraphFeatures(**{name: tensors[name].numpy() for name in names}, names=file.features)
-
-
-class PlacerPolicy(IndependentPolicy, ActorCriticPolicy):
-    """Places G groups; given a message-passing encoding of the group graph, they are independent.
-
-    The graph never changes, so its features are buffers of the policy, and are encoded once per batch instead of once
-    per sample. There is only one state, so no value function is learned.
+class PlacerPolicy(IndependentPolicy):
+    """Places G groups of one problem; given a message-passing encoding of the group graph, they are independent.
 
     Attributes:
-        temperature: divides logits, both for samples and for log-probabilities; `set_flips` sets it.
-        generator: draws the samples.
-        feature_names: names of the F features of a group.
+        features: the graph that is encoded, once for all samples.
+        group_cost: (G, D) float32, seconds of each group on each device, in mean costs of a group.
+        allowed: (G, D) bool, devices where each group may be.
     """
 
-    kind = KIND
-    problem_buffers = ("node_features", "edge_features", "edge_source", "edge_target", "group_cost", "allowed")
-    node_features: Tensor
-    edge_features: Tensor
-    edge_source: Tensor
-    edge_target: Tensor
-    group_cost: Tensor
-    allowed: Tensor
+    kind = "placer"
+    config: PlacerArchitecture
 
-    def __init__(
-        self,
-        observation_space: spaces.Dict,
-        action_space: spaces.MultiDiscrete,
-        lr_schedule: Schedule,
-        features: GraphFeatures,
-        architecture: PlacerArchitecture | None = None,
-        seed: int = 0,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, problem: Problem, config: PlacerArchitecture | None = None, *, seed: int = 0) -> None:
         """An untrained policy, in which every device is equally likely, for any seed."""
-        self._graph_features, self.feature_names = features, features.names
-        self.num_groups, self.num_devices = features.allowed.shape
-        self.architecture = architecture or PlacerArchitecture()
-        kwargs["features_extractor_class"] = CombinedExtractor
-        with seeded_weights(seed):
-            ActorCriticPolicy.__init__(self, observation_space, action_space, lr_schedule, **kwargs)
-        self.generator = torch.Generator().manual_seed(seed)
-
-    def _build(self, lr_schedule: Schedule) -> None:
-        features, architecture = self._graph_features, self.architecture
-        for name in self.problem_buffers:
-            self.register_buffer(name, torch.from_numpy(np.array(getattr(features, name))))
-        self.register_buffer("temperature", torch.ones(()))
+        super().__init__(problem.group_allowed, seed)
+        self.config, features = config or PlacerArchitecture(), graph_features(problem)
+        self.suits = {"features": features.names}
+        arrays = features.node_features, features.edge_features, features.edge_source, features.edge_target
+        self.features = tuple(map(torch.from_numpy, arrays))
+        self.group_cost, self.allowed = torch.from_numpy(features.group_cost), torch.from_numpy(features.allowed.copy())
         widths = features.node_features.shape[1], features.edge_features.shape[1]
-        self.encoder = GraphEncoder(*widths, architecture.hidden, architecture.num_layers)
-        self.device_net = nn.Linear(architecture.hidden, self.num_devices)
+        with seeded_weights(seed):
+            self.encoder = GraphEncoder(*widths, self.config.hidden, self.config.num_layers)
+            self.device_net = nn.Linear(self.config.hidden, self.num_devices)
         nn.init.zeros_(self.device_net.weight)
         nn.init.zeros_(self.device_net.bias)
         self.table_GD = nn.Parameter(torch.zeros(self.num_groups, self.num_devices))
-        self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
 
     def logits(self) -> Tensor:
         """(G, D) logits at temperature 1; minus infinity for forbidden devices."""
-        h_GH = self.encoder(self.node_features, self.edge_features, self.edge_source, self.edge_target)
-        logits_GD = self.device_net(h_GH) + self.architecture.table_scale * self.table_GD
+        logits_GD = self.device_net(self.encoder(*self.features)) + self.config.table_scale * self.table_GD
         return torch.masked_fill(logits_GD, ~self.allowed, -torch.inf)
-
-    def forward(self, obs: PyTorchObs, deterministic: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """Devices (B, G), values (B, 1) and log-probabilities (B,)."""
-        logits_GD, count = self.logits() / self.temperature, _batch_size(obs)
-        if deterministic:
-            actions_BG = logits_GD.argmax(-1).repeat(count, 1)
-        else:
-            actions_BG = drawn(torch.log_softmax(logits_GD.detach(), dim=-1), count, self.generator)
-        log_prob_BG, _ = chosen_and_entropy(logits_GD[None], actions_BG.numpy())
-        return actions_BG, self.predict_values(obs), log_prob_BG.sum(-1)
-
-    def evaluate_actions(self, obs: PyTorchObs, actions_BG: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Values (B, 1), log-probabilities and entropies (B,) of given devices (B, G)."""
-        log_prob_BG, entropy_BG = self.evaluate(actions_BG.numpy())
-        return self.predict_values(obs), log_prob_BG.sum(-1), entropy_BG.sum(-1)
-
-    def predict_values(self, obs: PyTorchObs) -> Tensor:
-        """(B, 1) zeros: every episode starts in the same state, so there is no value to learn."""
-        return torch.zeros(_batch_size(obs), 1)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes weights and graph features to `path` (`policy.safetensors`), and the architecture to a `.json` file in
-        the same folder.
-
-        Raises:
-            FileProblem: a file cannot be written.
-        """
-        about = PlacerFile(SCHEMA, KIND, self.num_groups, self.num_devices, self.feature_names, self.architecture)
-        save_checkpoint(path, dataclasses.asdict(about), self.state_dict())
-
-    def load(self, path: str | os.PathLike[str]) -> None:  # type: ignore[override]  # SB3's would unpickle
-        """Loads weights that `save` wrote for a problem with the same numbers of groups and devices.
-
-        Raises:
-            FileProblem: a file is missing, malformed, of another kind, or of a policy of another size.
-        """
-        set_tensors(dict(self.named_parameters()), load_checkpoint(path, KIND)[1], path)
-
-    def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
-        return self.forward(observation, deterministic)[0]
 
 
 def make_policy(problem: Problem, architecture: PlacerArchitecture | None = None, *, seed: int = 0) -> PlacerPolicy:
     """A new policy for a problem."""
-    return _untrained(graph_features(problem), architecture, seed)
-
-
-def load_policy(path: str | os.PathLike[str]) -> PlacerPolicy:
-    """The policy that `PlacerPolicy.save` wrote to `path`; its random generator starts anew.
-
-    Raises:
-        FileProblem: a file is missing or malformed.
-        InvalidValue, UnknownName: a field of the description is missing or wrong.
-    """
-    path = Path(path)
-    about, tensors = load_checkpoint(path, KIND)
-    described = read_record(PlacerFile, about, str(path.with_suffix(".json")))
-    policy = _untrained(kept_features(tensors, described, path), described.architecture, 0)
-    set_all(policy, tensors, path)
-    return policy
-
-
-def _untrained(features: GraphFeatures, architecture: PlacerArchitecture | None, seed: int) -> PlacerPolicy:
-    actions = spaces.MultiDiscrete(np.full(*features.allowed.shape))  # a device for each group
-    return PlacerPolicy(index_space(), actions, lambda _: 0.0, features, architecture, seed)
-
-
-def _batch_size(obs: PyTorchObs) -> int:
-    return len(next(iter(obs.values()))) if isinstance(obs, dict) else len(obs)
+    return PlacerPolicy(problem, architecture, seed=seed)
 
 
 class GraphEncoder(nn.Module):
@@ -342,8 +177,8 @@ class GnnPolicy(IndependentPolicy):
             InvalidValue: the saved options differ from those of this policy.
         """
         tensors = self.load_weights(path)
-        has_marks = "marks" in tensors and tensors["marks"].shape == self.marks.shape
-        set_tensors({"temperature": self.temperature} | ({"marks": self.marks} if has_marks else {}), tensors, path)
+        if "marks" in tensors and tensors["marks"].shape == self.marks.shape:
+            set_tensors({"marks": self.marks}, tensors, path)
 
 
 FIELD_FEATURES = ("reads", "readers", "load", "fullness")

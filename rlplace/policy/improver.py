@@ -250,17 +250,15 @@ class PassArrays(NamedTuple):
     per_byte: Floats
     occupies: Bools
     allowed: Bools
-    offsets: Longs
-    joined: Longs
+    offsets: Ints
+    joined: Ints
     joined_bytes: Floats
     is_in: Bools
 
     @classmethod
     def of(cls, arrays: GroupArrays) -> PassArrays:
         """Those of the groups in `arrays`."""
-        this = np.concatenate((arrays.edge_target, arrays.edge_source))
-        other = np.concatenate((arrays.edge_source, arrays.edge_target))
-        by_group = np.lexsort((other, this))
+        offsets, joined, joined_bytes, is_in = arrays.joined()
         return cls(
             order=arrays.order,
             cost=arrays.cost_s / arrays.unit_s,
@@ -270,10 +268,10 @@ class PassArrays(NamedTuple):
             per_byte=arrays.s_per_byte / arrays.unit_s,
             occupies=np.ascontiguousarray(arrays.occupies),
             allowed=np.array(arrays.allowed),
-            offsets=np.searchsorted(this[by_group], np.arange(arrays.num_groups + 1)).astype(np.int64),
-            joined=other[by_group],
-            joined_bytes=np.concatenate((arrays.edge_bytes, arrays.edge_bytes))[by_group],
-            is_in=by_group < len(arrays.edge_target),
+            offsets=offsets,
+            joined=joined,
+            joined_bytes=joined_bytes,
+            is_in=is_in,
         )
 
 
@@ -291,7 +289,7 @@ class PassState:
 
     def look(self, group: int) -> Features:
         """(B, D, S) float32 `STATE_FEATURES` of a group on every device; it is the pass's own array."""
-        _look_all(self._arrays, group, self._features_BDS, *self._state)
+        _look(self._arrays, group, self._features_BDS, *self._state)
         return self._features_BDS
 
     def move(self, group: int, devices_B: NDArray[np.integer]) -> None:
@@ -317,21 +315,6 @@ def _fill(a: PassArrays, placed_BG: Ints, load_BD: Floats, used_BD: Floats) -> N
 
 
 @kernel
-def _look_all(
-    a: PassArrays,
-    group: int,
-    features_BDS: Features,
-    placed_BG: Ints,
-    load_BD: Floats,
-    used_BD: Floats,
-    latest_B: Longs,
-) -> None:
-    scratch = np.empty((5, a.cost.shape[1]))
-    for row in range(placed_BG.shape[0]):
-        _look(a, group, features_BDS[row], placed_BG[row], load_BD[row], used_BD[row], latest_B[row], scratch)
-
-
-@kernel
 def _move_all(
     a: PassArrays, group: int, devices_B: Ints, placed_BG: Ints, load_BD: Floats, used_BD: Floats, latest_B: Longs
 ) -> None:
@@ -350,56 +333,59 @@ def _add(a: PassArrays, sign: float, group: int, device: int, load: Floats, used
             load[other] += sign * a.cost[group, device]
 
 
-@inlined
+@kernel
 def _look(
     a: PassArrays,
     group: int,
-    features_DS: Features,
-    placed: Ints,
-    load: Floats,
-    used: Floats,
-    latest: int,
-    scratch: Floats,
+    features_BDS: Features,
+    placed_BG: Ints,
+    load_BD: Floats,
+    used_BD: Floats,
+    latest_B: Longs,
 ) -> None:
-    # what the group reads from, and is read by, on each device; seconds of its transfers if it were on each
-    num_devices, here = len(load), placed[group]
-    scratch[:] = 0.0
+    scratch = np.empty((5, a.cost.shape[1]))
     cut_in, cut_out, reads, readers, busy = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
-    in_bytes, out_bytes = 0.0, 0.0
-    for edge in range(a.offsets[group], a.offsets[group + 1]):
-        home, size = placed[a.joined[edge]], a.joined_bytes[edge]
-        if a.is_in[edge]:
-            reads[home] += size
-            in_bytes += size
-        else:
-            readers[home] += size
-            out_bytes += size
+    for row in range(len(placed_BG)):
+        features_DS, placed, latest = features_BDS[row], placed_BG[row], latest_B[row]
+        load, used = load_BD[row], used_BD[row]
+        # what the group reads from, and is read by, on each device; seconds of its transfers if it were on each
+        num_devices, here = len(load), placed[group]
+        scratch[:] = 0.0
+        in_bytes, out_bytes = 0.0, 0.0
+        for edge in range(a.offsets[group], a.offsets[group + 1]):
+            home, size = placed[a.joined[edge]], a.joined_bytes[edge]
+            if a.is_in[edge]:
+                reads[home] += size
+                in_bytes += size
+            else:
+                readers[home] += size
+                out_bytes += size
+            for d in range(num_devices):
+                if d != home and a.is_in[edge]:
+                    cut_in[d] += a.latency[home, d] + size * a.per_byte[home, d]
+                elif d != home:
+                    cut_out[d] += a.latency[d, home] + size * a.per_byte[d, home]
+        # how busy each device would be, and the least over those where the group may be
+        least_load, least_in, least_out, least_cut = np.inf, np.inf, np.inf, np.inf
         for d in range(num_devices):
-            if d != home and a.is_in[edge]:
-                cut_in[d] += a.latency[home, d] + size * a.per_byte[home, d]
-            elif d != home:
-                cut_out[d] += a.latency[d, home] + size * a.per_byte[d, home]
-    # how busy each device would be, and the least over those where the group may be
-    least_load, least_in, least_out, least_cut = np.inf, np.inf, np.inf, np.inf
-    for d in range(num_devices):
-        there = 0.0
-        for other in range(num_devices):
-            if a.occupies[d, other]:
-                without = load[other] - a.cost[group, here] if a.occupies[here, other] else load[other]
-                there = max(there, without)
-        busy[d] = there + a.cost[group, d]
-        if a.allowed[group, d]:
-            least_load = min(least_load, busy[d])
-            least_in, least_out = min(least_in, cut_in[d]), min(least_out, cut_out[d])
-            least_cut = min(least_cut, cut_in[d] + cut_out[d])
-    for d in range(num_devices):
-        features_DS[d, 0] = 1.0 if d == here else 0.0
-        features_DS[d, 1] = busy[d] / a.share
-        features_DS[d, 2] = math.log1p(busy[d] - least_load if a.allowed[group, d] else 0.0)
-        features_DS[d, 3] = math.log1p(max(cut_in[d] + cut_out[d] - least_cut, 0.0))
-        features_DS[d, 4] = math.log1p(max(cut_in[d] - least_in, 0.0))
-        features_DS[d, 5] = math.log1p(max(cut_out[d] - least_out, 0.0))
-        features_DS[d, 6] = reads[d] / in_bytes if in_bytes > 0.0 else 0.0
-        features_DS[d, 7] = readers[d] / out_bytes if out_bytes > 0.0 else 0.0
-        features_DS[d, 8] = used[d] + (a.held[group, d] if d != here else 0.0)
-        features_DS[d, 9] = 1.0 if d == latest else 0.0
+            there = 0.0
+            for other in range(num_devices):
+                if a.occupies[d, other]:
+                    without = load[other] - a.cost[group, here] if a.occupies[here, other] else load[other]
+                    there = max(there, without)
+            busy[d] = there + a.cost[group, d]
+            if a.allowed[group, d]:
+                least_load = min(least_load, busy[d])
+                least_in, least_out = min(least_in, cut_in[d]), min(least_out, cut_out[d])
+                least_cut = min(least_cut, cut_in[d] + cut_out[d])
+        for d in range(num_devices):
+            features_DS[d, 0] = 1.0 if d == here else 0.0
+            features_DS[d, 1] = busy[d] / a.share
+            features_DS[d, 2] = math.log1p(busy[d] - least_load if a.allowed[group, d] else 0.0)
+            features_DS[d, 3] = math.log1p(max(cut_in[d] + cut_out[d] - least_cut, 0.0))
+            features_DS[d, 4] = math.log1p(max(cut_in[d] - least_in, 0.0))
+            features_DS[d, 5] = math.log1p(max(cut_out[d] - least_out, 0.0))
+            features_DS[d, 6] = reads[d] / in_bytes if in_bytes > 0.0 else 0.0
+            features_DS[d, 7] = readers[d] / out_bytes if out_bytes > 0.0 else 0.0
+            features_DS[d, 8] = used[d] + (a.held[group, d] if d != here else 0.0)
+            features_DS[d, 9] = 1.0 if d == latest else 0.0

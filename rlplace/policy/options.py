@@ -129,8 +129,6 @@ class PPOConfig:
 
     learning_rate: Positive = 3e-3
     """Of Adam."""
-    n_steps: Steps = 1
-    """Steps of all envs per rollout, if there are envs (`PlacerPPO`)."""
     batch_size: Annotated[Whole, Field(ge=2)] | None = None
     """Placements per gradient step; the whole rollout by default."""
     n_epochs: Steps = 3

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlplace.env import SequentialBatch, SequentialObservation
 from rlplace.env.problem_features import problem_features
-from rlplace.env.sequential import GROUPINGS, ListSchedules, Pair
+from rlplace.env.sequential import GROUPINGS, ListSchedules, Pair, varied
 from rlplace.measure import Problem
 from rlplace.policy.base import PolicyModule, device_marks, divisor_for, gumbel, temperature_for
 from rlplace.policy.options import ScheduleConfig
@@ -269,8 +269,6 @@ POOL_WORK = 2_000_000
 """Devices of ops that are looked at to rank components by the schedules that they lead to ..."""
 LEAST_POOL = 8
 """... but so many schedules are made in any case."""
-VARIATION, LEAST_WEIGHT = 0.4, 0.3
-"""Standard deviation of a weight that is varied, as a share of it, or of this where it is smaller."""
 _TRIES = 8
 
 
@@ -383,12 +381,7 @@ def best_together(losses: NDArray[np.float64], count: int, first: int | None = N
 
 def vary(pairs: tuple[Pair, ...], generator: np.random.Generator) -> list[Pair]:
     """Each pair with about half of its weights varied, over its own grouping."""
-    made: list[Pair] = []
-    for name, weights in pairs:
-        base = np.array(weights)
-        scale = VARIATION * np.maximum(np.abs(base), LEAST_WEIGHT) * (generator.random(len(base)) < 0.5)
-        made.append((name, tuple((base + generator.normal(size=len(base)) * scale).tolist())))
-    return made
+    return [(name, tuple(varied(np.array(weights), generator).tolist())) for name, weights in pairs]
 
 
 def _varied(

@@ -5,44 +5,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rlplace.errors import FileProblem
 from rlplace.measure import Problem
-from rlplace.policy.base import (
-    SCHEMA,
-    PolicyModule,
-    chosen_and_entropy,
-    gumbel,
-    load_checkpoint,
-    save_checkpoint,
-    seeded_weights,
-    set_tensors,
-)
+from rlplace.policy.base import PolicyModule, chosen_and_entropy, gumbel, seeded_weights
 from rlplace.policy.options import Seq2SeqConfig
-from rlplace.records import read_record, record
-
-
-@record(frozen=True)
-class Seq2SeqFile:
-    """`policy.json`, the description of the weights beside it."""
-
-    schema: int
-    kind: Literal["seq2seq"]
-    num_groups: int
-    num_devices: int
-    types: tuple[str, ...]
-    """Op types, in the order of their embeddings."""
-    config: Seq2SeqConfig
 
 
 class Seq2SeqPolicy(PolicyModule):
@@ -73,12 +45,12 @@ class Seq2SeqPolicy(PolicyModule):
             step's logits; log-probabilities ignore it. A learner may set it.
     """
 
-    kind: Literal["seq2seq"] = "seq2seq"
+    kind = "seq2seq"
     config: Seq2SeqConfig
 
     def __init__(self, inputs: Seq2SeqInputs, config: Seq2SeqConfig | None = None, *, seed: int = 0) -> None:
         super().__init__(inputs.allowed, seed)
-        self.config, self.types = config or Seq2SeqConfig(), inputs.types
+        self.config, self.suits = config or Seq2SeqConfig(), {"types": inputs.types}
         self.groups = tuple(map(torch.from_numpy, (inputs.type_shares, inputs.output_shapes, inputs.adjacency)))
         self.allowed = torch.from_numpy(np.array(inputs.allowed))
         with seeded_weights(seed):
@@ -109,29 +81,6 @@ class Seq2SeqPolicy(PolicyModule):
         before_BG = torch.cat((torch.full_like(devices_BG[:, :1], self.network.begin), devices_BG[:, :-1]), dim=1)
         logits_BGD = self.network.decode(encoded, before_BG, 0, state)[0]
         return chosen_and_entropy(logits_BGD.masked_fill(~self.allowed, -torch.inf), group_devices)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the weights to `path` (`policy.safetensors`), and the description to a `.json` file in the same
-        folder.
-
-        Raises:
-            FileProblem: a file cannot be written.
-        """
-        about = Seq2SeqFile(SCHEMA, self.kind, self.num_groups, self.num_devices, self.types, self.config)
-        save_checkpoint(path, dataclasses.asdict(about), dict(self.named_parameters()))
-
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Loads weights that `save` wrote for a problem with the same groups, devices and op types.
-
-        Raises:
-            FileProblem: a file is missing, malformed, of another kind, or of another problem.
-            InvalidValue, UnknownName: a field of the description is missing or wrong.
-        """
-        about, tensors = load_checkpoint(path, self.kind)
-        about_path = Path(path).with_suffix(".json")
-        if read_record(Seq2SeqFile, about, str(about_path)).types != self.types:
-            raise FileProblem(about_path, "weights for a graph of other op types; those of seq2seq serve one problem.")
-        set_tensors(dict(self.named_parameters()), tensors, path)
 
     @torch.no_grad()
     def _write(self, batch_size: int, gumbel_BGD: Tensor, noise_BGD: Tensor | None = None) -> NDArray[np.int32]:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.graphs import FORWARD, Grouping
+from rlplace.graphs.grouping.coarsen import distinct
 from rlplace.jit import Bytes, Floats, Ints, kernel
 from rlplace.measure import Problem
 
@@ -237,6 +238,32 @@ def group_time_s(problem: Problem, grouping: Grouping) -> NDArray[np.float64]:
     table = np.zeros((grouping.num_groups, problem.host.num_devices))
     np.add.at(table, grouping.op_group, problem.costs.op_time_s)
     return table
+
+
+def edges_between_groups(
+    problem: Problem, grouping: Grouping
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    """Source, reader, bytes and number of tensors of each edge between groups; a tensor goes to a group once."""
+    graph, count, op_group = problem.graph, max(grouping.num_groups, 1), grouping.op_group.astype(np.int64)
+    reads = distinct(graph.input_tensors.astype(np.int64) * count + op_group[graph.edge_op])
+    tensor, reader = reads // count, reads % count
+    producer = op_group[graph.tensor_op[tensor]]
+    outside = producer != reader
+    pairs, inverse = np.unique(producer[outside] * count + reader[outside], return_inverse=True)
+    edge_bytes = np.bincount(inverse, graph.tensor_bytes[tensor[outside]], len(pairs)).astype(np.float64)
+    edge_tensors = np.bincount(inverse, minlength=len(pairs)).astype(np.float64)
+    return pairs // count, pairs % count, edge_bytes, edge_tensors
+
+
+def joined_groups(
+    source: NDArray[np.int64], reader: NDArray[np.int64], edge_bytes: NDArray[np.float64], num_groups: int
+) -> tuple[Ints, Ints, NDArray[np.float64], NDArray[np.bool_]]:
+    """Edges as CSR over groups: each group that one reads or that reads it, the bytes, and whether it reads them."""
+    this, other = np.concatenate((reader, source)), np.concatenate((source, reader))
+    order = np.lexsort((other, this))
+    offsets = np.searchsorted(this[order], np.arange(num_groups + 1)).astype(np.int32)
+    num_bytes = np.concatenate((edge_bytes, edge_bytes))[order]
+    return offsets, other[order].astype(np.int32), num_bytes, order < len(source)
 
 
 def kept_bytes(problem: Problem, grouping: Grouping) -> NDArray[np.float64]:

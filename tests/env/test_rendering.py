@@ -1,4 +1,4 @@
-"""What envs draw: the timeline of the last placement, as a picture, as text, or in a window."""
+"""What envs draw: the timeline of the last placement, as a picture or as text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from fake_measurer import CountingMeasurer, chain_problem
 from gymnasium.utils.env_checker import check_env
-from matplotlib import pyplot
 from search_problems import tight_problem
 
 from rlplace.env import OneShotEnv, SequentialEnv
@@ -66,9 +65,7 @@ def test_a_placement_that_failed_is_said_to_have() -> None:
     assert "#" not in "".join(lines)
 
 
-def test_people_see_every_placement_as_it_comes_as_text_where_there_is_no_display(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_people_see_every_placement_as_it_comes(capsys: pytest.CaptureFixture[str]) -> None:
     env = made(OneShotEnv, "human")
     for devices in ([0, 0, 0], [0, 1, 0]):
         place(env, devices)
@@ -76,24 +73,6 @@ def test_people_see_every_placement_as_it_comes_as_text_where_there_is_no_displa
         assert said.startswith("Last placement: ")
     assert env.render() is None
     assert capsys.readouterr().out == said
-    assert pyplot.get_fignums() == []
-
-
-def test_a_window_is_drawn_and_closed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    pauses: list[float] = []
-    monkeypatch.setattr(FigureCanvasAgg, "required_interactive_framework", "headless", raising=False)
-    monkeypatch.setattr(pyplot, "pause", pauses.append)
-    pyplot.switch_backend("agg")
-    env = made(OneShotEnv, "human")
-    place(env, [0, 1, 0])
-    place(env, [0, 0, 0])
-    assert len(pauses) == 2
-    assert len(pyplot.get_fignums()) == 1
-    assert capsys.readouterr().out == ""
-    env.close()
-    assert pyplot.get_fignums() == []
 
 
 @pytest.mark.parametrize("name", ["rlplace/OneShot-v0", "rlplace/Sequential-v0"])

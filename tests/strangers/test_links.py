@@ -16,7 +16,7 @@ from rlplace.locks import LOCK_FILE
 from rlplace.measure import load_placement
 from rlplace.measure.host_model import load_learned_host
 from rlplace.measure.hosts.host_file import load_host
-from rlplace.policy import load_policy
+from rlplace.policy.base import load_checkpoint
 from rlplace.session.folder import RUN_FILES, RunFolder
 from rlplace.session.session import Session
 from rlplace.store import MeasurementStore
@@ -92,7 +92,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "placement.json": load_placement,
     "host.json": load_host,
     "host.yaml": load_host,
-    "policy.safetensors": load_policy,
+    "policy.safetensors": lambda path: load_checkpoint(path, "placer"),
     "host_model.json": load_learned_host,
     "measurements.db": MeasurementStore.read,
     "run": RunFolder.open,

@@ -23,7 +23,7 @@ from rlplace.measure.host_model import load_learned_host
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Plan
 from rlplace.measure.timing.race import RaceProtocol
-from rlplace.policy import load_policy
+from rlplace.policy import make_policy
 from rlplace.report.console import make_progress
 from rlplace.search.methods import METHODS, Method, find, register_method
 from rlplace.search.task import Budget, Task
@@ -62,7 +62,8 @@ def test_on_a_simulated_host_it_finds_the_optimum_and_measures_nothing(tmp_path:
     assert result.table.row("policy")["step_time_s"] == result.table.row("portfolio")["step_time_s"]
     assert result.table.row("eager")["status"] == "skipped"
     result.placement.require(problem.graph, problem.host)
-    placed = problem.grouping.expand(load_policy(run.path("policy.safetensors")).mode())
+    (policy := make_policy(problem)).load(run.path("policy.safetensors"))
+    placed = problem.grouping.expand(policy.mode())
     assert Simulator(problem).step_times(placed)[0] == pytest.approx(optimum_s, rel=1e-12)
     explanation = load_explanation(run.path("explanation.json"))
     assert (explanation.kind, explanation.step_time_s, explanation.method) == (

@@ -133,14 +133,17 @@ def upward_ranks(problem: Problem) -> NDArray[np.float64]:
     Ops count with their mean time over devices, tensors with their mean transfer time over ordered pairs of distinct
     devices (HEFT: Topcuoglu, Hariri, Wu 2002, equation 6). Source ops take no time.
     """
-    graph, num_devices = problem.graph, problem.host.num_devices
-    pairs = max(num_devices * (num_devices - 1), 1)
-    latency_s = float(problem.transfer_latency_s.sum()) / pairs
-    s_per_byte = float(problem.transfer_s_per_byte.sum()) / pairs
+    graph, latency_s = problem.graph, mean_route(problem.transfer_latency_s)
+    s_per_byte = mean_route(problem.transfer_s_per_byte)
     transfer_s: Floats = latency_s + graph.tensor_bytes.astype(np.float64) * s_per_byte
     op_s: Floats = np.mean(problem.costs.op_time_s, axis=1, dtype=np.float64) * ~graph.is_source
     producers = graph.tensor_op[graph.input_tensors]
     return op_s + longest_after(op_s, graph.input_offsets, producers, transfer_s[graph.input_tensors])
+
+
+def mean_route(table_DD: NDArray[np.float64]) -> float:
+    """Mean over ordered pairs of distinct devices, of a table that is 0 on the diagonal; 0 for one device."""
+    return float(table_DD.sum()) / max(len(table_DD) * (len(table_DD) - 1), 1)
 
 
 MAX_DEVICES = 62
@@ -371,15 +374,16 @@ def lay_out_updates(graph: OpGraph) -> dict[str, Any]:
     if not np.all(last_reader[tensors] < ops):  # else every update comes after all that it waits for
         _check_updates(graph, ops, tensors)
     return {
-        "updated_offsets": _offsets(ops, graph.num_ops),
+        "updated_offsets": offsets_of(ops, graph.num_ops),
         "updated_tensors": tensors.astype(np.int32),
-        "updater_offsets": _offsets(tensors, graph.num_tensors),
+        "updater_offsets": offsets_of(tensors, graph.num_tensors),
         "updater_ops": ops[by_tensor].astype(np.int32),
         "concerned": concerned,
     }
 
 
-def _offsets(keys: Longs, count: int) -> Ints:
+def offsets_of(keys: NDArray[np.integer], count: int) -> Ints:
+    """(count + 1,) int32: CSR offsets of what is sorted by `keys`."""
     return np.concatenate(([0], np.cumsum(np.bincount(keys, minlength=count)))).astype(np.int32)
 
 

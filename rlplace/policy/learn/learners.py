@@ -14,8 +14,9 @@ import math
 import os
 import struct
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -79,24 +80,22 @@ class Elites:
         self.rewards = np.array([mean[key] for key in kept])
         self.group_devices = np.array([np.frombuffer(key, dtype=np.int32) for key in kept], dtype=np.int32)
 
-    def state(self) -> LearnerState:
+    def arrays(self) -> dict[str, NDArray[Any]]:
         """The placements, their rewards, and how often each came."""
         counts = np.array([self._counts[row.tobytes()] for row in self.group_devices], dtype=np.int64)
-        tensors = {"group_devices": self.group_devices, "rewards": self.rewards, "counts": counts}
-        return LearnerState({name: torch.from_numpy(np.array(array)) for name, array in tensors.items()})
+        return {"group_devices": self.group_devices, "rewards": self.rewards, "counts": counts}
 
-    def load_state(self, state: LearnerState, policy: object) -> None:
-        """Goes on from the `state` of another one, of placements of this policy.
+    def load(self, tensors: Mapping[str, Tensor], policy: object) -> None:
+        """Goes on from the `arrays` of another one, of placements of this policy.
 
         Raises:
-            KeyError, ValueError: it is no such state.
+            KeyError, ValueError: they are no such arrays.
         """
-        devices, rewards, counts = (state.tensors[name] for name in ("group_devices", "rewards", "counts"))
+        devices, rewards, counts = (tensors[name] for name in ("group_devices", "rewards", "counts"))
         if len(devices):
             check_devices("group_devices", devices, policy)
         if len(devices) > self.capacity or not len(devices) == len(rewards) == len(counts):
             raise ValueError(f"{len(devices)} placements, {len(rewards)} rewards and {len(counts)} counts")
-        check_finite("rewards", rewards)
         if counts.is_floating_point() or counts.dim() != 1 or rewards.dim() != 1 or bool((counts < 1).any()):
             raise ValueError("rewards or counts that are none")
         self.group_devices, self.rewards = devices.numpy().astype(np.int32), rewards.numpy().astype(np.float64)
@@ -146,10 +145,20 @@ class EliteLearner:
         """Restores the `facts` of another learner."""
 
     def state(self) -> LearnerState:
-        """Everything that the learner and its policy need to go on."""
-        state = LearnerState({}, self.facts()).with_part("policy", policy_state(self.policy))
-        state = state.with_part("optimizer", optimizer_state(self._optimizer))
-        return state.with_part("elites", self.elites.state())
+        """Everything that the learner and its policy need to go on.
+
+        Raises:
+            InvalidValue: the policy is no `torch.nn.Module` with a `generator`.
+        """
+        module, generator = _module_and_generator(self.policy)
+        moments = self._optimizer.state_dict()["state"]
+        tensors = {
+            "generator": generator.get_state(),
+            **{f"policy.{name}": tensor for name, tensor in module.state_dict().items()},
+            **{f"optimizer.{k}.{name}": moment for k, of in moments.items() for name, moment in of.items()},
+            **{f"elites.{name}": torch.from_numpy(array) for name, array in self.elites.arrays().items()},
+        }
+        return LearnerState({name: tensor.detach().clone() for name, tensor in tensors.items()}, self.facts())
 
     def load_state(self, state: LearnerState) -> None:
         """Goes on from the state of another one, made for the same problem with the same options.
@@ -157,9 +166,18 @@ class EliteLearner:
         Raises:
             KeyError, RuntimeError, TypeError, ValueError: it is of another learner or policy.
         """
-        load_policy_state(self.policy, state.part("policy"))
-        load_optimizer_state(self._optimizer, state.part("optimizer"))
-        self.elites.load_state(state.part("elites"), self.policy)
+        module, generator = _module_and_generator(self.policy)
+        own = {f"policy.{name}": tensor for name, tensor in module.state_dict().items()}
+        for name, tensor in state.tensors.items():  # a policy's own buffers may be infinite, where it bars devices
+            if not bool(torch.isfinite(tensor).all()) and bool(torch.isfinite(own.get(name, torch.zeros(()))).all()):
+                raise ValueError(f"{name} holds numbers that are not finite")
+        kept = {name: own[f"policy.{name}"] for name in getattr(module, "problem_buffers", ())}
+        module.load_state_dict({**state.part("policy"), **kept})
+        if isinstance(module, Policy):
+            check_devices("its best guess", torch.from_numpy(module.mode()), module)
+        _load_moments(self._optimizer, state.part("optimizer"))
+        _load_generator(generator, state.tensors["generator"])
+        self.elites.load(state.part("elites"), self.policy)
         self.load_facts(state.facts)
 
 
@@ -429,35 +447,15 @@ class Reinforce(EliteLearner):
 
 @dataclass(frozen=True)
 class LearnerState:
-    """Tensors by name, and plain data by name, as JSON holds it.
+    """Tensors by name (`policy.NAME`, `optimizer.PARAMETER.NAME`, `elites.NAME`), and plain data as JSON holds it."""
 
-    A learner's state is made of parts, each under a name of its own.
+    tensors: Mapping[str, Tensor]
+    facts: Mapping[str, Any]
 
-    Example:
-        >>> state = LearnerState({}, {"baseline": -0.5}).with_part("elites", LearnerState({}, {"counts": [2, 1]}))
-        >>> state.facts
-        {'baseline': -0.5, 'elites.counts': [2, 1]}
-        >>> state.part("elites").facts
-        {'counts': [2, 1]}
-    """
-
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
-
-    def with_part(self, name: str, part: LearnerState) -> LearnerState:
-        """This state with another one in it, whose names begin with `name`."""
-        return LearnerState(
-            {**self.tensors, **{f"{name}.{key}": tensor for key, tensor in part.tensors.items()}},
-            {**self.facts, **{f"{name}.{key}": value for key, value in part.facts.items()}},
-        )
-
-    def part(self, name: str) -> LearnerState:
-        """The part that `with_part` put under `name`."""
+    def part(self, name: str) -> dict[str, Tensor]:
+        """The tensors whose names begin with `name`, without that."""
         begin = f"{name}."
-        return LearnerState(
-            {key.removeprefix(begin): tensor for key, tensor in self.tensors.items() if key.startswith(begin)},
-            {key.removeprefix(begin): value for key, value in self.facts.items() if key.startswith(begin)},
-        )
+        return {key.removeprefix(begin): one for key, one in self.tensors.items() if key.startswith(begin)}
 
 
 @runtime_checkable
@@ -471,67 +469,29 @@ class Resumable(Protocol):
         """Goes on from the state of another one, made for the same problem with the same options."""
 
 
-def policy_state(policy: object) -> LearnerState:
-    """Weights, buffers and generator of a policy.
-
-    Raises:
-        InvalidValue: it is no `torch.nn.Module` with a `generator`.
-    """
-    module, generator = _parts(policy)
-    weights = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
-    return LearnerState({"generator": generator.get_state()}).with_part("module", LearnerState(weights))
-
-
-def load_policy_state(policy: object, state: LearnerState) -> None:
-    """Takes the state of `policy_state`, but for the buffers that describe the problem: these stay.
-
-    Raises:
-        KeyError, RuntimeError, ValueError: it is of another policy.
-    """
-    module, generator = _parts(policy)
-    own, kept = module.state_dict(), state.part("module").tensors
-    fixed = {name: own[name] for name in getattr(policy, "problem_buffers", ())}
-    for name, tensor in kept.items():
-        if name not in fixed and name in own and bool(torch.isfinite(own[name]).all()):
-            check_finite(name, tensor)
-    module.load_state_dict({**kept, **fixed})
-    if isinstance(policy, Policy):
-        check_devices("its best guess", torch.from_numpy(policy.mode()), policy)
-    _check_generator(state.tensors["generator"])
-    generator.set_state(state.tensors["generator"])
-
-
-def optimizer_state(optimizer: Optimizer) -> LearnerState:
-    """Moments and counts of an optimizer, and its learning rates."""
-    state = optimizer.state_dict()
-    tensors = {
-        f"{index}.{name}": torch.as_tensor(value).detach().clone()
-        for index, moments in state["state"].items()
-        for name, value in moments.items()
-    }
-    return LearnerState(tensors, {"learning_rates": [group["lr"] for group in state["param_groups"]]})
-
-
-def load_optimizer_state(optimizer: Optimizer, state: LearnerState) -> None:
-    """Takes the state of an optimizer of the same kind, over parameters of the same shapes.
-
-    Raises:
-        KeyError, ValueError: it is of another optimizer.
-    """
-    moments: dict[int, dict[str, Tensor]] = {}
+def _load_moments(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Takes the moments and counts of an optimizer of the same kind, over parameters of the same shapes."""
+    moments: dict[int, dict[str, Tensor]] = defaultdict(dict)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for key, tensor in state.tensors.items():
+    for key, tensor in tensors.items():
         index, _, name = key.partition(".")
         if not 0 <= int(index) < len(parameters) or tensor.shape not in (parameters[int(index)].shape, ()):
             raise ValueError(f"the moment {key} of {tuple(tensor.shape)} is of no parameter")
-        check_finite(key, tensor)
-        moments.setdefault(int(index), {})[name] = tensor.clone()
-    groups = optimizer.state_dict()["param_groups"]
-    for group, learning_rate in zip(groups, state.facts["learning_rates"], strict=True):
-        if not 0.0 < float(learning_rate) < math.inf:
-            raise ValueError(f"a learning rate of {learning_rate}")
-        group["lr"] = float(learning_rate)
-    optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        moments[int(index)][name] = tensor.clone()
+    optimizer.load_state_dict({"state": dict(moments), "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _load_generator(generator: torch.Generator, state: Tensor) -> None:
+    """Sets a generator, but not to a place in the Mersenne twister's 624 numbers from which it would read behind them.
+
+    The state begins with the seed (8 bytes), how many numbers are left and whether it was seeded (4 each), and the
+    next one's place (8). One that is shorter than that of a generator on the CPU is refused by `set_state`.
+    """
+    if state.dtype == torch.uint8 and len(state) >= _TWISTER_BYTES:
+        _, left, _, following = struct.unpack_from("=QiiQ", state[:24].numpy().tobytes())
+        if left < 1 or left + following > 625:
+            raise ValueError(f"a generator at number {following} with {left} left")
+    generator.set_state(state)
 
 
 def finite(value: float) -> float:
@@ -539,12 +499,6 @@ def finite(value: float) -> float:
     if not math.isfinite(value):
         raise ValueError(f"a number that is {value}")
     return float(value)
-
-
-def check_finite(name: str, tensor: Tensor) -> None:
-    """Refuses infinities and NaN."""
-    if not bool(torch.isfinite(tensor).all()):
-        raise ValueError(f"{name} holds numbers that are not finite")
 
 
 def check_devices(name: str, tensor: Tensor, policy: object) -> None:
@@ -555,20 +509,7 @@ def check_devices(name: str, tensor: Tensor, policy: object) -> None:
         raise ValueError(f"{name} is no placement of {num_groups} groups on {num_devices} devices")
 
 
-def _check_generator(state: Tensor) -> None:
-    """Refuses a place in the Mersenne twister's 624 numbers from which PyTorch would read behind them.
-
-    Its state begins with the seed (8 bytes), how many numbers are left and whether it was seeded (4 each), and the
-    next one's place (8).
-    """
-    if state.dtype != torch.uint8 or len(state) < _TWISTER_BYTES:
-        return  # `set_state` refuses it
-    _, left, _, following = struct.unpack_from("=QiiQ", state[:24].numpy().tobytes())
-    if left < 1 or left + following > 625:
-        raise ValueError(f"a generator at number {following} with {left} left")
-
-
-def _parts(policy: object) -> tuple[nn.Module, torch.Generator]:
+def _module_and_generator(policy: object) -> tuple[nn.Module, torch.Generator]:
     generator = getattr(policy, "generator", None)
     if not isinstance(policy, nn.Module) or not isinstance(generator, torch.Generator):
         raise InvalidValue(
@@ -600,7 +541,7 @@ def _packed(learner: Resumable, state: LearnerState) -> bytes:
     facts = jsonable({"learner": type(learner).__name__, "facts": dict(state.facts)})
     text = json.dumps(facts, allow_nan=False).encode("utf-8")
     records = torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy())
-    return save({RECORDS: records, **{name: tensor.detach().contiguous() for name, tensor in state.tensors.items()}})
+    return save({RECORDS: records, **{name: tensor.contiguous() for name, tensor in state.tensors.items()}})
 
 
 def resume_learner(path: str | os.PathLike[str], learner: Resumable) -> None:
@@ -667,7 +608,7 @@ class LearnerFile:
     def restore(self, learner: object) -> None:
         """Puts a learner that was just made where the last one was, if that was of its kind."""
         data = self._files.file(self._name) if self._is_resumed else None
-        if data is None or (begun := _state(learner)) is None or not isinstance(learner, Resumable):
+        if data is None or not isinstance(learner, Resumable) or (begun := _state(learner)) is None:
             return
         try:
             _unpack(data, self._name, learner)
@@ -682,16 +623,14 @@ class LearnerFile:
             FileProblem: the file cannot be written.
         """
         begin_s = self._clock()
-        state = _state(learner) if begin_s >= self._next_s else None
-        if state is not None and isinstance(learner, Resumable):
-            self._files.keep_files({self._name: _packed(learner, state)})
-            self._next_s = self._clock() + max(EVERY_S, (self._clock() - begin_s) / SHARE)
+        if begin_s < self._next_s or not isinstance(learner, Resumable) or (state := _state(learner)) is None:
+            return
+        self._files.keep_files({self._name: _packed(learner, state)})
+        self._next_s = self._clock() + max(EVERY_S, (self._clock() - begin_s) / SHARE)
 
 
-def _state(learner: object) -> LearnerState | None:
-    """The state of a learner; None if it, or its policy, has none."""
-    if not isinstance(learner, Resumable):
-        return None
+def _state(learner: Resumable) -> LearnerState | None:
+    """The state of a learner; None where its policy has none."""
     try:
         return learner.state()
     except InvalidValue:  # of a policy without a generator of its own

@@ -35,6 +35,7 @@ from rlplace.search.improve.starting_points import (
     score_starts,
     score_weights,
     try_all,
+    varied,
 )
 from rlplace.search.parallel.hybrid import Starts, hybrid_start, parallel_starts
 from rlplace.search.parallel.pipelines import list_priorities
@@ -53,10 +54,6 @@ LEADERS = 4
 """Weights, each with its grouping, that are varied: the best so far."""
 VARIED = 64
 """Evaluations of variations after which no more populations of them are begun."""
-VARIATION = 0.4
-"""Standard deviation of a weight that is varied, as a share of it."""
-LEAST = 0.3
-"""Weights nearer to 0 than this are varied as if they were this large."""
 _TRIES = 2000
 
 
@@ -107,10 +104,7 @@ def vary(task: Task, leaders: Sequence[GreedyPlacement], *, until: float) -> lis
         pairs = []
         for _ in range(POPULATION):
             parent = found[int(generator.integers(min(len(found), LEADERS)))]
-            scale = (
-                VARIATION * np.maximum(np.abs(parent.weights), LEAST) * (generator.random(len(parent.weights)) < 0.5)
-            )
-            pairs.append((parent.greedy, parent.weights + generator.normal(size=len(scale)) * scale))
+            pairs.append((parent.greedy, varied(parent.weights, generator)))
         tries += len(pairs)
         found = sorted([*found, *score_weights(task, pairs, seen, until=until)], key=lambda one: one.loss)
     return found

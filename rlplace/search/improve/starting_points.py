@@ -311,6 +311,16 @@ def score_weights(
     ]
 
 
+VARIATION, LEAST_VARIED = 0.4, 0.3
+"""Standard deviation of a weight that is varied, as a share of it, or of this where it is smaller."""
+
+
+def varied(weights: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float64]:
+    """(9,) float64: `weights` with about half of them varied."""
+    scale = VARIATION * np.maximum(np.abs(weights), LEAST_VARIED) * (generator.random(len(weights)) < 0.5)
+    return np.asarray(weights + generator.normal(size=len(scale)) * scale)
+
+
 def evaluations_until(task: Task, until: float) -> float:
     """Evaluations that the budget leaves until a share of it, infinite under one of seconds alone; 0 once it is gone.
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.measure import Problem, Simulator
+from rlplace.measure.simulate.compiled_problem import mean_route
 from rlplace.search.parallel.layouts import (
     Chain,
     Layout,
@@ -172,8 +173,7 @@ class Field:
         Planned ones are first: a small budget ends before all grids of many devices are tried.
         """
         problem = self.task.problem
-        pairs = max(problem.host.num_devices * (problem.host.num_devices - 1), 1)
-        for plan in replicated_plans(self.chain, self.chain.line, float(problem.transfer_s_per_byte.sum()) / pairs):
+        for plan in replicated_plans(self.chain, self.chain.line, mean_route(problem.transfer_s_per_byte)):
             yield from self._dealt(plan)
         grids = (layout for layout in layouts(problem, self.step) if not layout.is_across)
         yield from (layout for layout in grids if not len(layout.role_device))

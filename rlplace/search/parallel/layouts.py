@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from rlplace.graphs import FORWARD, OpGraph
 from rlplace.graphs.grouping.merging import mirrored_twins
 from rlplace.measure import Problem
+from rlplace.measure.simulate.compiled_problem import mean_route
 from rlplace.search.groupings import heaviest_first, room_bytes
 from rlplace.search.rules.baselines import plain_devices
 from rlplace.search.schedule.list_schedule import next_allowed, op_units
@@ -463,10 +464,8 @@ def _crossing_s(problem: Problem, place: NDArray[np.int32], count: int) -> NDArr
 
     Parameters, and ops co-located with them, stay with their stage. A tensor is sent once, however many read it.
     """
-    graph, host = problem.graph, problem.host
-    pairs = max(host.num_devices * (host.num_devices - 1), 1)
-    latency_s = float(problem.transfer_latency_s.sum()) / pairs
-    s_per_byte = float(problem.transfer_s_per_byte.sum()) / pairs
+    graph = problem.graph
+    latency_s, s_per_byte = mean_route(problem.transfer_latency_s), mean_route(problem.transfer_s_per_byte)
     counts = graph.colocation[graph.tensor_op[graph.input_tensors]] < 0
     tensors, ends = graph.input_tensors[counts], place[graph.edge_op[counts]]
     home = place[graph.tensor_op]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rlplace.graphs import Grouping
 from rlplace.jit import Block, Bools, BoolTable, Floats, FloatTable, Ints, Longs, inlined, kernel
 from rlplace.measure import Host, Problem
-from rlplace.measure.simulate.compiled_problem import JOB, Compiled, compile_problem, turns
+from rlplace.measure.simulate.compiled_problem import JOB, Compiled, compile_problem, offsets_of, turns
 from rlplace.measure.simulate.transfer_time import transfer_seconds
 from rlplace.search.groupings import allowed_devices
 
@@ -465,10 +465,10 @@ def group_units(problem: Problem) -> Units:
         label_output_bytes=_sums(group, np.where(graph.is_source, 0, graph.output_bytes)),
         tensor_unit=tensor_unit,
         tensor_bytes=tensor_bytes,
-        input_offsets=_offsets(edges[:, 0], count),
+        input_offsets=offsets_of(edges[:, 0], count),
         input_tensors=edges[:, 1].astype(np.int32),
-        output_offsets=_offsets(tensor_unit, count),
-        reader_offsets=_offsets(edges[:, 1], len(keys)),
+        output_offsets=offsets_of(tensor_unit, count),
+        reader_offsets=offsets_of(edges[:, 1], len(keys)),
         readers=edges[by_tensor, 0].astype(np.int32),
         turn=turn,
     )
@@ -498,23 +498,12 @@ def _sums(label: Ints, weights: NDArray[np.int64]) -> Floats:
     return np.bincount(label, weights=weights).astype(np.float64)
 
 
-def _offsets(keys: NDArray[np.integer], count: int) -> Ints:
-    return np.concatenate(([0], np.cumsum(np.bincount(keys, minlength=count)))).astype(np.int32)
-
-
-def device_rules(host: Host) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """(D, D) where a copy from a device keeps the other busy, and (D, D) which devices a device keeps busy.
-
-    A device keeps itself busy, and a gang its members.
-    """
-    blocks = np.zeros((host.num_devices, host.num_devices), dtype=np.bool_)
-    for route in host.routes:
-        if route.links and route.blocks_destination:
-            blocks[host.device_index[route.source], host.device_index[route.destination]] = True
+def busy_devices(host: Host) -> NDArray[np.bool_]:
+    """(D, D) bool: the devices that each device keeps busy, itself and, of a gang, its members."""
     occupies = np.eye(host.num_devices, dtype=np.bool_)
     for index, device in enumerate(host.devices):
         occupies[index, [host.device_index[member] for member in device.members]] = True
-    return blocks, occupies
+    return occupies
 
 
 def host_resources(problem: Problem) -> HostResources:
@@ -524,7 +513,6 @@ def host_resources(problem: Problem) -> HostResources:
         InvalidValue: a host that cannot be simulated.
     """
     compiled = compile_problem(problem)
-    blocks, occupies = device_rules(problem.host)
     num_devices = compiled.num_devices
     atoms = [[a for a in range(num_devices) if int(mask) >> a & 1] for mask in compiled.atoms]
     holds = [_route_holds(compiled, atoms, pair) for pair in range(num_devices * num_devices)]
@@ -534,8 +522,8 @@ def host_resources(problem: Problem) -> HostResources:
     return HostResources(
         latency_s=problem.transfer_latency_s,
         s_per_byte=problem.transfer_s_per_byte,
-        blocks=blocks,
-        occupies=occupies,
+        blocks=(compiled.route_kind == JOB).reshape(num_devices, num_devices),
+        occupies=busy_devices(problem.host),
         device_offsets=np.cumsum([0, *map(len, atoms)]).astype(np.int32),
         device_holds=np.array([a for device in atoms for a in device], dtype=np.int32),
         route_offsets=np.cumsum([0, *map(len, holds)]).astype(np.int32),

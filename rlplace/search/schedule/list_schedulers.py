@@ -10,35 +10,27 @@
 
 `m-topo`, `m-etf`, `m-sct`: the memory-constrained placers of Baechi (Jeon et al., SoCC 2020). `m-sct` keeps a unit and
 its favourite child, the reader that should share its device by a linear program, together.
-
-`Estimator`: figures of a placement that need no simulation: when its list schedule ends, and totals.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.graphs import Grouping
 from rlplace.graphs.paths import longest_after, longest_before, ready_order
 from rlplace.jit import Floats, Ints, Longs, inlined, kernel
 from rlplace.measure import Problem
-from rlplace.measure.simulate.compiled_problem import list_order
+from rlplace.measure.simulate.compiled_problem import list_order, mean_route
 from rlplace.measure.simulate.transfer_time import transfer_seconds
-from rlplace.search.groupings import held_bytes, room_bytes
 from rlplace.search.schedule.list_schedule import (
     Gaps,
     HostResources,
     Memory,
     Schedule,
     Units,
-    add_busy,
-    append,
-    end_on,
     group_units,
     host_resources,
     may_use,
@@ -238,10 +230,7 @@ def score_both(task: Task, place: Place) -> None:
 
 def mean_transfer_s(units: Units, resources: HostResources) -> NDArray[np.float64]:
     """(T,) float64: transfer time of each tensor, the mean over ordered pairs of distinct devices."""
-    num_devices = units.time_s.shape[1]
-    pairs = max(num_devices * (num_devices - 1), 1)
-    latency_s, s_per_byte = float(resources.latency_s.sum()) / pairs, float(resources.s_per_byte.sum()) / pairs
-    return np.asarray(latency_s + units.tensor_bytes * s_per_byte)
+    return np.asarray(mean_route(resources.latency_s) + units.tensor_bytes * mean_route(resources.s_per_byte))
 
 
 def upward(units: Units, resources: HostResources) -> NDArray[np.float64]:
@@ -578,73 +567,3 @@ def _matched(
             favourites[parent] = child
             taken[child] = True
     return favourites
-
-
-ESTIMATES = ("finish", "load", "link", "cut", "copies", "memory")
-"""Figures of a placement:
-
-- `finish`: seconds until the last op of its list schedule ends: ops in the order of the problem, copies sent as soon as
-  their tensors exist, links without queues, launches without cost (the model of `Greedy`);
-- `load`: seconds that the busiest device computes;
-- `link`: seconds that the busiest link sends;
-- `cut`: seconds that all copies take;
-- `copies`: how many there are;
-- `memory`: bytes kept over room, on the fullest device.
-"""
-
-
-@dataclass(frozen=True, eq=False)
-class Estimator:
-    """A problem laid out for `of`."""
-
-    units: Units
-    resources: HostResources
-    order: Longs
-    held: Floats
-    room: Floats
-
-    @classmethod
-    def of_problem(cls, problem: Problem) -> Estimator:
-        """The estimator of a problem: every op is a group of its own."""
-        every = Grouping(np.arange(problem.graph.num_ops, dtype=np.int32))
-        return cls(
-            op_units(problem, every),
-            host_resources(problem),
-            list_order(problem),
-            held_bytes(problem, every),
-            room_bytes(problem),
-        )
-
-    def of(self, placements: NDArray[np.int32]) -> NDArray[np.float64]:
-        """(B, 6) `ESTIMATES` of placements (B, N)."""
-        found = np.zeros((len(placements), len(ESTIMATES)))
-        for row, devices in enumerate(placements):
-            schedule = new_schedule(self.units)._replace(home=np.array(devices, dtype=np.int32))
-            _estimate(found[row], self.units, self.resources, schedule, self.order)
-            found[row, 5] = (np.bincount(devices, weights=self.held, minlength=len(self.room)) / self.room).max()
-        return found
-
-
-@kernel
-def _estimate(found: Floats, u: Units, h: HostResources, s: Schedule, order: Longs) -> None:
-    load_s, link_s = np.zeros(len(h.occupies)), np.zeros(h.num_resources - len(h.occupies) + 1)
-    cut_s, copies = 0.0, 0
-    for unit in order:
-        if u.is_source[unit]:
-            continue
-        device = int(np.int64(s.home[unit]))
-        for edge in range(u.input_offsets[unit], u.input_offsets[unit + 1]):
-            tensor = u.input_tensors[edge]
-            home = s.home[u.tensor_unit[tensor]]
-            if home != device and s.there_s[tensor, device] < 0.0:
-                transfer_s = transfer_seconds(h.latency_s, h.s_per_byte, (home, device), u.tensor_bytes[tensor])
-                cut_s += transfer_s
-                copies += 1
-                pair = home * len(h.occupies) + device
-                for k in range(h.route_offsets[pair], h.route_offsets[pair + 1]):
-                    if h.route_holds[k] >= len(h.occupies):  # a link, not a device that the copy blocks
-                        link_s[h.route_holds[k] - len(h.occupies)] += transfer_s
-        append(u, h, s, unit, device, end_on(u, h, s, None, unit, device, False))
-        add_busy(h, load_s, device, u.time_s[unit, device])
-    found[0], found[1], found[2] = s.end_s.max(), load_s.max(), link_s.max()
-    found[3], found[4] = cut_s, copies

@@ -11,6 +11,8 @@ once: the finished schedule depends on the placement alone.
 `observe`: features of each device when a group is about to be placed, and where the group may go.
 
 `Greedy`: a list scheduler over groups that weighs some of these features; one placement for every row of weights.
+
+`estimates`: figures of a placement that need no simulation: when its list schedule ends, and totals.
 """
 
 from __future__ import annotations
@@ -27,7 +29,16 @@ from rlplace.graphs.paths import longest_after, longest_before
 from rlplace.jit import Block, Bools, Floats, FloatTable, Ints, IntTable, Longs, inlined, kernel
 from rlplace.measure import Problem, upward_ranks
 from rlplace.measure.simulate.compiled_problem import list_order
-from rlplace.search.groupings import group_time_s, held_bytes, main_labels, main_modules, room_bytes
+from rlplace.measure.simulate.transfer_time import transfer_seconds
+from rlplace.search.groupings import (
+    edges_between_groups,
+    group_time_s,
+    held_bytes,
+    joined_groups,
+    main_labels,
+    main_modules,
+    room_bytes,
+)
 from rlplace.search.schedule.list_schedule import (
     HostResources,
     Schedule,
@@ -36,6 +47,7 @@ from rlplace.search.schedule.list_schedule import (
     append,
     end_on,
     host_resources,
+    new_schedule,
     op_units,
     total,
 )
@@ -339,7 +351,7 @@ def group_layout(problem: Problem, grouping: Grouping) -> GroupLayout:
     graph, op_group, op_time_s = problem.graph, grouping.op_group, problem.costs.op_time_s
     time_s, is_late = group_time_s(problem, grouping), (graph.phases >= BACKWARD).astype(np.int64)
     phase_s = np.bincount(2 * op_group + is_late, weights=op_time_s.mean(axis=1), minlength=2 * grouping.num_groups)
-    offsets, joined, num_bytes, is_in = _joined(problem, grouping)
+    offsets, joined, num_bytes, is_in = joined_groups(*edges_between_groups(problem, grouping)[:3], grouping.num_groups)
     order = list_order(problem)
     total_s = float(np.cumsum(np.append(0.0, time_s))[-1])  # one after the other: `sum` rounds otherwise
     return GroupLayout(
@@ -358,22 +370,6 @@ def group_layout(problem: Problem, grouping: Grouping) -> GroupLayout:
         unit_s=max(total_s / max(time_s.size, 1), 1e-30),
         share_s=max(total_s / time_s.shape[1] / time_s.shape[1], 1e-30),
     )
-
-
-def _joined(problem: Problem, grouping: Grouping) -> tuple[Ints, Ints, Floats, NDArray[np.bool_]]:
-    """CSR over groups: each group it reads or that reads it, bytes (a tensor once a reading group), and which."""
-    graph, op_group = problem.graph, grouping.op_group
-    source, reader = op_group[graph.tensor_op[graph.input_tensors]], op_group[graph.edge_op]
-    tensors = np.unique(np.stack((graph.input_tensors, reader), axis=1)[source != reader], axis=0)
-    producer, reader = op_group[graph.tensor_op[tensors[:, 0]]].astype(np.int64), tensors[:, 1].astype(np.int64)
-    keys, place = np.unique(producer * grouping.num_groups + reader, return_inverse=True)
-    num_bytes = np.bincount(place, graph.tensor_bytes[tensors[:, 0]], len(keys)).astype(np.float64)
-    a, b = keys // max(grouping.num_groups, 1), keys % max(grouping.num_groups, 1)
-    this, other = np.concatenate((b, a)), np.concatenate((a, b))
-    is_in = np.arange(2 * len(keys)) < len(keys)
-    order = np.lexsort((other, this))
-    offsets = np.searchsorted(this[order], np.arange(grouping.num_groups + 1)).astype(np.int32)
-    return offsets, other[order].astype(np.int32), np.concatenate((num_bytes, num_bytes))[order], is_in[order]
 
 
 FEATURE_NOTES = {
@@ -627,3 +623,49 @@ def _place(placed: Ints, weights: Floats, g: GroupLayout) -> None:
             latest = device
         if op >= 0:
             append(g.units, g.host, s.ops, op, device, end[device])
+
+
+ESTIMATES = ("finish", "load", "link", "cut", "copies", "memory")
+"""Figures of a placement:
+
+- `finish`: seconds until the last op of its list schedule ends: ops in the order of the problem, copies sent as soon as
+  their tensors exist, links without queues, launches without cost (the model of `Greedy`);
+- `load`: seconds that the busiest device computes;
+- `link`: seconds that the busiest link sends;
+- `cut`: seconds that all copies take;
+- `copies`: how many there are;
+- `memory`: bytes kept over room, on the fullest device.
+"""
+
+
+def estimates(g: GroupLayout, placements: NDArray[np.int32]) -> NDArray[np.float64]:
+    """(B, 6) `ESTIMATES` of placements (B, N), by a layout in which every op is a group of its own."""
+    found = np.zeros((len(placements), len(ESTIMATES)))
+    for row, devices in enumerate(placements):
+        schedule = new_schedule(g.units)._replace(home=np.array(devices, dtype=np.int32))
+        _estimate(found[row], g.units, g.host, schedule, g.order)
+        found[row, 5] = (np.bincount(devices, weights=g.held, minlength=len(g.room)) / g.room).max()
+    return found
+
+
+@kernel
+def _estimate(found: Floats, u: Units, h: HostResources, s: Schedule, order: Longs) -> None:
+    load_s, link_s = np.zeros(len(h.occupies)), np.zeros(h.num_resources - len(h.occupies) + 1)
+    cut_s, copies = 0.0, 0
+    for unit in order:
+        device = int(np.int64(s.home[unit]))
+        for edge in range(u.input_offsets[unit], u.input_offsets[unit + 1]):
+            tensor = u.input_tensors[edge]
+            home = s.home[u.tensor_unit[tensor]]
+            if home != device and s.there_s[tensor, device] < 0.0:
+                transfer_s = transfer_seconds(h.latency_s, h.s_per_byte, (home, device), u.tensor_bytes[tensor])
+                cut_s += transfer_s
+                copies += 1
+                pair = home * len(h.occupies) + device
+                for k in range(h.route_offsets[pair], h.route_offsets[pair + 1]):
+                    if h.route_holds[k] >= len(h.occupies):  # a link, not a device that the copy blocks
+                        link_s[h.route_holds[k] - len(h.occupies)] += transfer_s
+        append(u, h, s, unit, device, end_on(u, h, s, None, unit, device, False))
+        add_busy(h, load_s, device, u.time_s[unit, device])
+    found[0], found[1], found[2] = s.end_s.max(), load_s.max(), link_s.max()
+    found[3], found[4] = cut_s, copies

@@ -133,9 +133,9 @@ STRANGE: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "elites without rewards": ("elites.rewards", lambda rewards: rewards[:0]),
     "a reward that is none": ("elites.rewards", lambda rewards: rewards * math.nan),
     "a placement that came less than never": ("elites.counts", lambda counts: counts * 0 - 1),
-    "a generator behind its end": ("policy.generator", twisted),
-    "a weight that is none": ("policy.module.temperature", lambda value: value * math.nan),
-    "a start out of range": ("policy.module.start", lambda start: start + 7),
+    "a generator behind its end": ("generator", twisted),
+    "a weight that is none": ("policy.temperature", lambda value: value * math.nan),
+    "a start out of range": ("policy.start", lambda start: start + 7),
     "a moment of another shape": ("optimizer.0.exp_avg", lambda moment: torch.zeros(3, 5, 7)),
 }
 
@@ -153,27 +153,27 @@ def test_a_state_that_would_break_later_is_refused_at_once(what: str, tmp_path: 
         resume_learner(path, learner)
 
 
-def test_what_a_policy_knows_of_its_problem_is_not_taken_from_a_state(tmp_path: Path) -> None:
+def test_components_of_a_policy_are_not_taken_from_a_state(tmp_path: Path) -> None:
     path = tmp_path / "learner.safetensors"
-    policy, learner = make("placer", "reinforce", 0)
+    policy, learner = make("schedule", "ppo", 0)
     assert isinstance(policy, torch.nn.Module)
     assert isinstance(learner, Resumable)
-    before = policy.get_buffer("edge_source").clone()
+    before = policy.get_buffer("network.grouping").clone()
     save_learner(path, learner)
-    tensors = load_file(path)
-    save_file({**tensors, "policy.module.edge_source": torch.zeros_like(before)}, path)
+    save_file({**load_file(path), "policy.network.grouping": before + 100}, path)
     resume_learner(path, learner)
-    assert torch.equal(policy.get_buffer("edge_source"), before)
+    assert torch.equal(policy.get_buffer("network.grouping"), before)
 
 
-def test_a_state_holds_nothing_of_the_problem_of_a_sequence_policy(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("policy", "named"), [("seq2seq", "allowed"), ("placer", "edge_source")])
+def test_a_state_holds_nothing_of_the_problem(policy: str, named: str, tmp_path: Path) -> None:
     path = tmp_path / "learner.safetensors"
-    _, learner = make("seq2seq", "reinforce", 0)
+    _, learner = make(policy, "reinforce", 0)
     assert isinstance(learner, Resumable)
     save_learner(path, learner)
     tensors = load_file(path)
-    assert not [name for name in tensors if name.endswith(("allowed", "adjacency"))]
-    save_file({**tensors, "policy.module.allowed": torch.ones(1, dtype=torch.bool)}, path)
+    assert not [name for name in tensors if name.endswith(("allowed", "adjacency", "edge_source", "group_cost"))]
+    save_file({**tensors, f"policy.{named}": torch.ones(1, dtype=torch.bool)}, path)
     with pytest.raises(FileProblem, match="not the state of this learner and its policy"):
         resume_learner(path, learner)
 

@@ -8,9 +8,17 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
-from fake_measurer import chain_problem
+from fake_measurer import TimingMeasurer, chain_problem
+from micrographs import op_graph
+from random_problems import plain_host
+from search_problems import brute_force_s
 
+from rlplace.env.rewards import make_reward
 from rlplace.errors import InvalidValue
+from rlplace.graphs.grouping.groups import Grouping
+from rlplace.measure.costs.costs import Costs
+from rlplace.measure.problem import Problem
+from rlplace.measure.simulate.simulator import Simulator
 from rlplace.policy import GnnConfig, GnnPolicy, GroupPPO, PlacerArchitecture, PPOConfig, make_policy
 from rlplace.policy.learn.ppo import clipped_group_loss, relative_advantages
 
@@ -145,3 +153,41 @@ def test_two_seeded_runs_agree_to_the_bit():
 def test_bad_options_are_named(options):
     with pytest.raises(InvalidValue, match=next(iter(options))):
         PPOConfig(**options)
+
+
+def taught(measurer, *, updates=60, seed=0, **options):
+    """A learner after updates on 16 samples each, whose rewards are those of their step times."""
+    model, reward = learner(measurer.problem, seed=seed, **options), make_reward("log_speedup", 10.0)
+    grouping = measurer.problem.grouping
+    for _ in range(updates):
+        rows = model.policy.sample(16)
+        model.update(rows, reward(measurer.step_times(grouping.expand(rows))))
+    return model
+
+
+def branches_problem(seed):
+    """Two groups of branches of uneven costs between a fork and a join, on two devices with slow links."""
+    rng = np.random.default_rng(seed)
+    graph = op_graph([[], [0], [0], [0], [0], [1, 2], [3, 4], [5, 6]], rng.integers(10, 60, 8).tolist())
+    costs = Costs(rng.uniform(0.5, 3.0, (8, 2)), "estimated")
+    return Problem(graph, plain_host(2), costs, Grouping(np.arange(8)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_it_finds_the_best_of_all_placements(seed):
+    problem = branches_problem(seed)
+    simulator = Simulator(problem, threads=1)
+    found = taught(simulator, updates=150, seed=seed).policy.mode()
+    assert simulator.step_times(problem.grouping.expand(found[None]))[0] == pytest.approx(brute_force_s(problem))
+
+
+@pytest.mark.slow
+def test_plain_ppo_learns_too():
+    measurer = TimingMeasurer(chain_problem(8), wanted=[0, 1, 1, 0, 1, 0, 0, 1])
+    assert taught(measurer, updates=150, elite_coef=0.0).policy.mode().tolist() == measurer.wanted.tolist()
+
+
+def test_failures_are_learned_from():
+    measurer = TimingMeasurer(chain_problem(3), wanted=[0, 1, 1], failing=[0, 1, 0])
+    assert taught(measurer).policy.mode().tolist() == [0, 1, 1]

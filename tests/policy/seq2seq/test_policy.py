@@ -176,7 +176,7 @@ def test_weights_of_another_kind_size_or_graph_are_refused(tmp_path: Path) -> No
     make(chain_problem(4)).save(path)
     with pytest.raises(FileProblem, match=r"another size: .*, expected"):
         make(chain_problem(5)).load(path)
-    with pytest.raises(FileProblem, match="graph of other op types"):
+    with pytest.raises(FileProblem, match="a problem of other types"):
         make(chain_with_a_parameter()).load(path)
     with pytest.raises(FileProblem, match="kind 'placer', but of kind 'seq2seq'"):
         make_policy(chain_problem(4), PlacerArchitecture(hidden=8)).load(path)

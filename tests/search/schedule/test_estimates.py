@@ -1,4 +1,4 @@
-"""`Estimator`: what is told of a placement without simulating it, against hand calculations and the simulator."""
+"""`estimates`: what is told of a placement without simulating it, against hand calculations and the simulator."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from rlplace.measure.costs.costs import Costs
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.groupings import room_bytes
-from rlplace.search.schedule.list_schedulers import ESTIMATES, Estimator
+from rlplace.search.schedule import partial_schedule
+from rlplace.search.schedule.partial_schedule import ESTIMATES, group_layout
 
 
 def estimates(problem: Problem, placements: list[list[int]]) -> np.ndarray:
-    return Estimator.of_problem(problem).of(np.array(placements, dtype=np.int32))
+    layout = group_layout(problem, Grouping(np.arange(problem.graph.num_ops)))
+    return partial_schedule.estimates(layout, np.array(placements, dtype=np.int32))
 
 
 def test_a_diamond_by_hand() -> None:
