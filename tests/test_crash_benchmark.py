@@ -61,9 +61,8 @@ def test_measurements_and_the_best_placement_are_what_was_known(folders: ModuleT
     assert math.isinf(folders.look(run, None).best)
     plan = load_placement(run / "placement.json").plan
     with MeasurementStore.open(run / "session.db") as store:
-        session = store.begin(SESSION)
         for ratio in (0.5, 0.25, 0.75):
-            store.add(session, plan_of(0, 1), row_of(plan_of(0, 1), ratio))
+            store.add(SESSION, plan_of(0, 1), row_of(plan_of(0, 1), ratio))
     found = folders.look(run, None)
     assert len(found.rows) == 3
     assert math.isinf(found.best), "none of them is of the placement"

@@ -31,9 +31,9 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.parent.mkdir()
     plans = [plan_of(0, k) for k in range(3)]
     with MeasurementStore.open(path) as store:
-        nmt, other = store.begin(SESSION), store.begin(dataclasses.replace(SESSION, workload="\x1b[31mevil\n"))
-        store.add(nmt, plans[0], row_of(plans[0]))
-        store.add(nmt, plans[1], row_of(plans[1], age_s=86400.0))
+        other = dataclasses.replace(SESSION, workload="\x1b[31mevil\n")
+        store.add(SESSION, plans[0], row_of(plans[0]))
+        store.add(SESSION, plans[1], row_of(plans[1], age_s=86400.0))
         failed = row_of(plans[2], 1.0, age_s=9.0, status="error", step_time_s=float("inf"), why="\x1b]0;title\x07no")
         store.add(other, plans[2], failed)
     return path
@@ -186,7 +186,7 @@ def test_what_searches_kept_in_a_store_counts_once(tmp_path: Path, capsys: pytes
     run, out = run_of(tmp_path / "a", 0.3), tmp_path / "mine.json"
     other = LearnedHost("two", "0", "profiled", Prior(), (LearnedFactor("device", "d0", -0.1, 1e-6, 0.1),), ())
     with MeasurementStore.open(tmp_path / "measurements.db") as store:
-        session = store.begin(MeasuringProcess(1e9, "nmt", "0", "two", "v"))
+        session = MeasuringProcess(1e9, "nmt", "0", "two", "v")
         for learned in (load_learned_host(run), other):
             store.add_learned(session, "0", learned)
     assert main(["fit-priors", run, "--store", str(tmp_path), "--out", str(out), "--json"]) == 0
