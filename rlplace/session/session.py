@@ -225,7 +225,7 @@ class Session(Database):
             PlacedSplit.of(graph),
             prepared.whole_s,
         )
-        arrays = {
+        arrays: dict[str, NDArray[Any] | None] = {
             "op_time_s": problem.costs.op_time_s,
             "op_group": problem.grouping.op_group,
             "workspace_bytes": problem.costs.workspace_bytes,

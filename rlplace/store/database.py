@@ -394,11 +394,11 @@ def _set_up(connection: sqlite3.Connection, path: Path, schemas: Sequence[Schema
         _use_wal(connection)
     if connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
         connection.execute("PRAGMA synchronous = NORMAL")
-    if is_new:
-        with transaction(connection):
-            if _is_empty(connection):
-                _create(connection, schemas[0])
-        _check(connection, path, schemas)  # another process may have made it
+    with transaction(connection):  # which also ends the exclusive lock
+        if _is_empty(connection):
+            _create(connection, schemas[0])
+    if is_new:  # another process may have made it
+        _check(connection, path, schemas)
 
 
 def _create(connection: sqlite3.Connection, schema: Schema) -> None:
