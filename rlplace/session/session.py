@@ -573,8 +573,13 @@ class Session(Database):
             where = self._where(f"race {number}")
             plans = read_record(tuple[str, ...], str(texts[0]), where)
             outcomes = read_record(tuple[Outcome, ...], str(texts[1]), where)
-            expected = f"{len(plans)}, one a plan"
-            refuse_if(len(plans) != len(outcomes), "outcomes", f"{len(outcomes)} of them", expected, where=where)
+            refuse_if(
+                len(plans) != len(outcomes),
+                "outcomes",
+                f"{len(outcomes)} of them",
+                f"{len(plans)}, one a plan",
+                where=where,
+            )
             yield number, bool(is_final), plans, outcomes
 
     def _races(self, method: str, problem: Problem) -> Iterator[Race]:

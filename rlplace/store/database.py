@@ -445,12 +445,10 @@ def _use_wal(connection: sqlite3.Connection) -> None:
 
 def _check_plain(path: Path, *, is_written: bool) -> None:
     """Refuses all but plain files: SQLite would follow a link, and wait for ever at a pipe."""
-    try:
-        found = path.lstat()
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return
-    except (OSError, ValueError) as error:
-        raise FileProblem(path, f"cannot be read: {error}.") from error
+    with os_errors(path, "read"):
+        found = path.lstat()
     if stat.S_ISLNK(found.st_mode):
         raise FileProblem(path, "a symbolic link, expected a regular file: name the file that it leads to.")
     if not stat.S_ISREG(found.st_mode):

@@ -219,8 +219,6 @@ class MeasurementStore(Database):
     def traces(self, plan: Plan, problem: Problem, taken_s: float | None = None) -> list[Timeline]:
         """Timelines of the last `MOST_TRACES` traced steps of a plan, the last added first.
 
-        Stores that an earlier version wrote, and that are only read, have none.
-
         Args:
             plan: that ran.
             problem: whose graph was placed.
@@ -236,7 +234,7 @@ class MeasurementStore(Database):
             (plan.fingerprint, problem.graph.fingerprint, taken_s),
         )
         where = f"{self.path}: trace of {plan.fingerprint}"
-        return [decode_timeline(row["timeline"], plan, problem, where) for row in map(dict, rows) if "timeline" in row]
+        return [decode_timeline(row["timeline"], plan, problem, where) for row in rows]
 
     def learned_hosts(self, host: str = "", machine: str = "", least_idle: float = 0.0) -> list[LearnedHost]:
         """Host models that searches learned, the last added first; rows dated `AHEAD_S` ahead are left out.
