@@ -126,7 +126,7 @@ def _read_session(path: Path) -> tuple[list[dict[str, Any]], Plan | None]:
         _ = session.known_hosts, session.table, session.ending, session.explanation
         _ = session.timeline, session.has_ended
         for method in (CALIBRATION, *session.results()):
-            for plans, _, _ in session.raced(method):
+            for _, _, plans, _ in session.raced(method):
                 for plan in plans:
                     store.plan(plan)
         placement = session.placement

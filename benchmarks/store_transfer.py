@@ -84,8 +84,8 @@ def learn(
 def through_a_store(taught: Agent, workload: str, first: Problem, second: Problem) -> HostKnowledge | None:
     """What a store tells the second workload, after a run on the first one left there what it learned."""
     with tempfile.TemporaryDirectory() as folder, MeasurementStore.open(Path(folder) / "measurements.db") as store:
-        session = store.begin(MeasuringProcess(time.time(), workload, machine_key(), first.host.name, versions_line()))
-        store.add_learned(session, first.graph.fingerprint, LearnedHost.of(taught.posterior))
+        process = MeasuringProcess(time.time(), workload, machine_key(), first.host.name, versions_line())
+        store.add_learned(process, first.graph.fingerprint, LearnedHost.of(taught.posterior))
         kept = store.learned_hosts(second.host.fingerprint, machine_key())
     return knowledge_of(kept, second.costs.source)
 

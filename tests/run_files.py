@@ -177,7 +177,7 @@ def write_run(
         session.keep_timeline(json.dumps(trace_of(names, modules, devices)))
         session.keep(explanation=json.dumps(explanation_of(names, devices)), has_ended=True)
         store = session.measurements
-        store.add_learned(store.begin(SESSION), "12345678abcdef00", learned_of(names[0]))
+        store.add_learned(SESSION, "12345678abcdef00", learned_of(names[0]))
     for name in ("config.json", "result.json"):
         write_json_atomic(folder / name, {"schema": 1})
     return folder

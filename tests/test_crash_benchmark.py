@@ -61,15 +61,14 @@ def test_measurements_and_the_best_placement_are_what_was_known(folders: ModuleT
     assert math.isinf(folders.look(run, None).best)
     plan = load_placement(run / "placement.json").plan
     with MeasurementStore.open(run / "session.db") as store:
-        session = store.begin(SESSION)
         for ratio in (0.5, 0.25, 0.75):
-            store.add(session, plan_of(0, 1), row_of(plan_of(0, 1), ratio))
+            store.add(SESSION, plan_of(0, 1), row_of(plan_of(0, 1), ratio))
     found = folders.look(run, None)
     assert len(found.rows) == 3
     assert math.isinf(found.best), "none of them is of the placement"
     with MeasurementStore.open(run / "session.db") as store:
         for ratio in (0.5, 0.25, 0.75):
-            store.add(1, plan, row_of(plan, ratio))
+            store.add(SESSION, plan, row_of(plan, ratio))
     assert folders.look(run, None).best == 0.5
     simulator = Simulator(Problem.estimate(graph, host), threads=1)
     assert folders.look(run, simulator).best == simulator.retime(plan).step_time_s

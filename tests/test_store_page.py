@@ -39,7 +39,7 @@ def test_the_pages_commands_about_measurements_run(
     for folder in (tmp_path / "cache" / "rlplace", tmp_path / "runs" / "nmt"):
         folder.mkdir(parents=True)
         with MeasurementStore.open(folder / "measurements.db") as store:
-            store.add(store.begin(SESSION), PLAN, row_of())
+            store.add(SESSION, PLAN, row_of())
     commands = [line.removeprefix("$ rlplace ").split(" # ")[0] for line in block("console").splitlines()]
     run = [shlex.split(command) for command in commands if command.startswith("measurements")]
     assert len(run) == 5

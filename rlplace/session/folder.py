@@ -33,9 +33,7 @@ RUN_FILES = (
     *EXPORTED,
 )
 """Every file that rlplace writes into a run folder."""
-_OLDER = ("measurements.db", "progress.safetensors", "learner.safetensors")
-"""Those of older versions, which `overwrite` removes as well."""
-_COMPANIONS = tuple(f"{name}-{end}" for name in (SESSION, _OLDER[0]) for end in ("wal", "shm", "journal"))
+_COMPANIONS = tuple(f"{SESSION}-{end}" for end in ("wal", "shm", "journal"))
 
 
 @dataclass(frozen=True)
@@ -108,8 +106,7 @@ class RunFolder:
         """The folder of a run that was started before.
 
         Raises:
-            FileProblem: there is no such folder, no run in it, one of an older version, or a link where a file should
-                be.
+            FileProblem: there is no such folder, no run in it, or a link where a file should be.
         """
         root = Path(path)
         with os_errors(root, "read"):
@@ -119,14 +116,7 @@ class RunFolder:
                 raise FileProblem(root, "not a folder, expected a run folder as `rlplace train --run DIR` writes it.")
             for name in (*RUN_FILES, *_COMPANIONS, LOCK_FILE):
                 refuse_link(root / name)
-            has_session = (root / SESSION).exists()
-            if not has_session and (root / "config.json").exists():
-                raise FileProblem(
-                    root,
-                    f"a run of an older rlplace, which kept no {SESSION}: train again with `--run {root} --overwrite`; "
-                    "its placement.json can still be named with `--placement`.",
-                )
-            if not has_session:
+            if not (root / SESSION).exists():
                 raise FileProblem(
                     root,
                     f"not a run folder (it has no {SESSION}), expected one as `rlplace train --run DIR` writes it.",
@@ -144,7 +134,7 @@ class RunFolder:
                 written.
         """
         root = Path(path)
-        if root.is_dir() and not any((root / name).exists() for name in (SESSION, "config.json")):
+        if root.is_dir() and not (root / SESSION).exists():
             FolderLock.check(root)
             raise FileProblem(
                 root,
@@ -193,7 +183,7 @@ def _check_entries(root: Path, overwrite: bool) -> None:
 
 def _remove_run(root: Path) -> None:
     """Removes the files of a run, its session first: without that the folder is no run."""
-    ours = [*RUN_FILES, *_COMPANIONS, *_OLDER]
+    ours = [*RUN_FILES, *_COMPANIONS]
     for name in ours:
         if (root / name).is_dir() and not (root / name).is_symlink():
             raise FileProblem(
@@ -214,7 +204,7 @@ def _remove_partial(root: Path) -> None:
 def _is_passing(name: str) -> bool:
     """Whether a file is the lock, or half of one of a run's, and so no result of anybody's."""
     return name == LOCK_FILE or (
-        name.endswith(PARTIAL_ENDING) and any(name.startswith(f".{known}.") for known in (*RUN_FILES, *_OLDER))
+        name.endswith(PARTIAL_ENDING) and any(name.startswith(f".{known}.") for known in RUN_FILES)
     )
 
 

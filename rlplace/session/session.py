@@ -13,8 +13,8 @@ import shlex
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, UserError, refuse_if
+from rlplace.errors import FileProblem, FingerprintMismatch, UserError, refuse_if
 from rlplace.files import LARGEST_JSON_BYTES, MOST_GRAPH_VALUES, check_values, parse_json
 from rlplace.graphs import OpGraph
-from rlplace.measure import Costs, Host, Placement, Plan, Problem
+from rlplace.measure import Costs, Host, Measurement, Placement, Plan, Problem
 from rlplace.measure.explain.explanation import Explanation
 from rlplace.measure.host_model import LearnedHost
 from rlplace.measure.hosts.host_file import host_from_dict
@@ -37,21 +37,23 @@ from rlplace.session.calibrate import Known
 from rlplace.session.folder import SESSION, RunFolder
 from rlplace.session.prepare import Prepared, Steps, split_words, verdict_of
 from rlplace.session.session_records import (
+    Arrays,
     Ending,
     FinalTable,
     MethodResult,
-    Outcome,
     ProblemFacts,
     Race,
     Request,
     Verdict,
+    array_of,
     arrays_of,
-    race_of,
+    checked_plan,
     with_arrays,
 )
 from rlplace.session.setup import CutOptions, ProblemOptions
 from rlplace.store import MeasurementStore
-from rlplace.store.database import RUN, Connected, open_for_reading, open_for_writing, open_in_memory, told, transaction
+from rlplace.store.database import RUN, Database
+from rlplace.store.rows import Outcome, decode_timeline, encode_timeline, unpacked
 from rlplace.workloads import parse_kept_workload
 
 EVERY_S = 5.0
@@ -66,7 +68,7 @@ _REPLACING = "INSERT INTO {} VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET valu
 T = TypeVar("T")
 
 
-class Session(Connected):
+class Session(Database):
     """A run, with its store.
 
     Attributes:
@@ -79,10 +81,12 @@ class Session(Connected):
         clock: seconds that never go back.
     """
 
+    SCHEMAS = (RUN,)
+
     def __init__(
         self, connection: sqlite3.Connection, path: Path, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        super().__init__(connection, path, RUN)
+        super().__init__(connection, path)
         self.measurements, self._clock = MeasurementStore(connection, path), clock
         self._results: dict[str, MethodResult] = {}
         self._num_races: dict[str, int] = {}
@@ -95,8 +99,7 @@ class Session(Connected):
         Raises:
             FileProblem: it cannot be written, or is no session of a run.
         """
-        path = run.path(SESSION)
-        return cls(open_for_writing(path, RUN), path)
+        return cls.at(run.path(SESSION), is_writable=True)
 
     @classmethod
     def read(cls, folder: Path) -> Session:
@@ -105,13 +108,7 @@ class Session(Connected):
         Raises:
             FileProblem: there is no run, or its session cannot be read.
         """
-        path = RunFolder.open(folder).path(SESSION)
-        return cls(open_for_reading(path, RUN), path)
-
-    @classmethod
-    def in_memory(cls) -> Session:
-        """A session without a folder."""
-        return cls(open_in_memory(RUN), Path("session"))
+        return cls.at(RunFolder.open(folder).path(SESSION), is_writable=False)
 
     # facts and arrays by name
 
@@ -228,7 +225,7 @@ class Session(Connected):
             PlacedSplit.of(graph),
             prepared.whole_s,
         )
-        arrays: dict[str, NDArray[np.generic] | None] = {
+        arrays: dict[str, NDArray[Any] | None] = {
             "op_time_s": problem.costs.op_time_s,
             "op_group": problem.grouping.op_group,
             "workspace_bytes": problem.costs.workspace_bytes,
@@ -247,30 +244,22 @@ class Session(Connected):
             FileProblem: as `facts`.
             InvalidValue: they are not of the problem's ops and devices.
         """
-        arrays, where = self._arrays("problem"), self._where("problem")
         shape = self.facts.num_ops, self.host.num_devices
-        times_s = _shaped(arrays, "op_time_s", np.float64, shape, where)
-        has_seen = "workspace_bytes" in arrays
-        return Costs(
-            times_s.astype(np.float64),
-            self.facts.cost_source,
-            _shaped(arrays, "workspace_bytes", np.int64, shape, where).astype(np.int64) if has_seen else None,
-        )
+        times_s = self._kept("op_time_s", self._problem_array("op_time_s", np.float64, *shape))
+        return Costs(times_s, self.facts.cost_source, self._problem_array("workspace_bytes", np.int64, *shape))
 
     @property
     def op_group(self) -> NDArray[np.int32]:
         """(N,) group of each op."""
-        arrays, where = self._arrays("problem"), self._where("problem")
-        return _shaped(arrays, "op_group", np.int32, (self.facts.num_ops,), where).astype(np.int32)
+        return self._kept("op_group", self._problem_array("op_group", np.int32, self.facts.num_ops))
 
     @property
     def allowed(self) -> NDArray[np.bool_] | None:
         """(N, D) devices where each op may run; None where each may run everywhere."""
-        arrays, op_group = self._arrays("problem"), self.op_group
-        if "allowed" not in arrays:
-            return None
+        op_group = self.op_group
         shape = int(op_group.max(initial=-1)) + 1, self.host.num_devices
-        return _shaped(arrays, "allowed", np.bool_, shape, self._where("problem")).astype(np.bool_)[op_group]
+        allowed = self._problem_array("allowed", np.bool_, *shape)
+        return None if allowed is None else allowed[op_group]
 
     def prepared(self, steps: Steps, config: ProblemOptions) -> Prepared:
         """The problem as it was profiled, of a step that is captured anew.
@@ -284,7 +273,7 @@ class Session(Connected):
             FingerprintMismatch: the workload's graph, or the host, is another by now.
             InvalidValue: an array does not fit the problem.
         """
-        facts, host, where = self.facts, self.host, self._where("problem")
+        facts, host = self.facts, self.host
         graph = steps.graph(facts.num_micro_batches, None if facts.split is None else facts.split.plan)
         self.require_graph(graph)
         if host.fingerprint != steps.host.fingerprint:
@@ -299,12 +288,10 @@ class Session(Connected):
             constraints=config.constraints,
         )
         if not np.array_equal(problem.grouping.op_group, self.op_group):
-            raise FileProblem(where, "its groups are not those that its costs give now: start the run again.")
+            raise FileProblem(self.path, "its groups are not those that its costs give now: start the run again.")
         problem = dataclasses.replace(problem, op_order=facts.op_order)
-        start, arrays = None, self._arrays("problem")
-        if "start" in arrays:
-            devices = _shaped(arrays, "start", np.int32, (graph.num_ops,), where)
-            start = problem.check_placement(devices.astype(np.int64))
+        start = self._problem_array("start", np.int32, graph.num_ops)
+        start = None if start is None else problem.check_placement(start)
         return Prepared(problem, steps.asked, facts.evaluations, start, facts.whole_s)
 
     def require_graph(self, graph: OpGraph) -> None:
@@ -339,11 +326,8 @@ class Session(Connected):
             FileProblem, InvalidValue, UnknownName: they are malformed.
         """
         races = list(self._races(CALIBRATION, problem))
-        plans, outcomes = (
-            [plan for race in races for plan in race.plans],
-            [one for race in races for one in race.outcomes],
-        )
-        return Known(problem, plans, outcomes)
+        plans = [plan for race in races for plan in race.plans]
+        return Known(problem, plans, [one for race in races for one in race.outcomes])
 
     def keep_calibration(self, known: Known) -> None:
         """Keeps the measurements of calibration."""
@@ -510,13 +494,11 @@ class Session(Connected):
         data = self.file("timeline.json")
         if data is None:
             return None
-        unpacker, where = zlib.decompressobj(), self._where("timeline")
+        where = self._where("timeline")
         try:
-            text = unpacker.decompress(data, LARGEST_JSON_BYTES).decode("utf-8")
-        except (zlib.error, UnicodeDecodeError) as error:
+            text = unpacked(data, "timeline", LARGEST_JSON_BYTES, 1, where).decode("utf-8")
+        except UnicodeDecodeError as error:
             raise FileProblem(where, f"no compressed JSON: {error}.") from error
-        if not unpacker.eof:
-            raise FileProblem(where, f"more bytes than it says, or cut off; expected at most {LARGEST_JSON_BYTES}.")
         return parse_json(text, where, most_values=MOST_GRAPH_VALUES)
 
     def keep_timeline(self, text: str) -> None:
@@ -568,30 +550,29 @@ class Session(Connected):
             check_values(text, self._where(name), MOST_GRAPH_VALUES)
         return None if text is None else str(text)
 
-    def _arrays(self, name: str) -> dict[str, NDArray[np.generic]]:
+    def _problem_array(self, name: str, kind: type[np.generic], *shape: int) -> NDArray[Any] | None:
+        """An array of the problem; None where it has none of this name."""
+        arrays = self._arrays("problem")
+        return array_of(arrays, name, kind, shape, self._where("problem")) if name in arrays else None
+
+    def _arrays(self, name: str) -> dict[str, NDArray[Any]]:
         data = self._value("arrays", name)
         try:
             return {} if data is None else load(bytes(data))
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
             raise FileProblem(self._where(name), f"no arrays: {error}.") from error
 
-    def _keep_arrays(self, name: str, arrays: Mapping[str, NDArray[np.generic]]) -> None:
+    def _keep_arrays(self, name: str, arrays: Arrays) -> None:
         data = save({each: np.ascontiguousarray(array) for each, array in arrays.items()})
         self._connection.execute(_REPLACING.format("arrays"), (name, data))
 
-    def raced(self, method: str) -> Iterable[tuple[tuple[str, ...], tuple[Outcome, ...], bool]]:
-        """Fingerprints of the plans of each race of a method, the outcomes, and whether it was the last."""
+    def raced(self, method: str) -> Iterator[tuple[int, bool, tuple[str, ...], tuple[Outcome, ...]]]:
+        """Number of each race of a method, whether it was the last, fingerprints of its plans and their outcomes."""
         statement = "SELECT id, is_final, plans, outcomes FROM races WHERE method = ? ORDER BY id"
-        for row in self._selected(statement, (method,)):
-            where = self._where(f"race {row['id']}")
-            plans = read_record(tuple[str, ...], str(row["plans"]), where)
-            outcomes = read_record(tuple[Outcome, ...], str(row["outcomes"]), where)
-            packed = self._arrays(f"race/{row['id']}")
-            timelines = (packed.get(str(place)) for place in range(len(outcomes)))
-            outcomes = tuple(
-                dataclasses.replace(outcome, timeline=None if timeline is None else timeline.tobytes())
-                for outcome, timeline in zip(outcomes, timelines, strict=True)
-            )
+        for number, is_final, *texts in self._selected(statement, (method,)):
+            where = self._where(f"race {number}")
+            plans = read_record(tuple[str, ...], str(texts[0]), where)
+            outcomes = read_record(tuple[Outcome, ...], str(texts[1]), where)
             refuse_if(
                 len(plans) != len(outcomes),
                 "outcomes",
@@ -599,32 +580,37 @@ class Session(Connected):
                 f"{len(plans)}, one a plan",
                 where=where,
             )
-            yield plans, outcomes, bool(row["is_final"])
+            yield number, bool(is_final), plans, outcomes
 
     def _races(self, method: str, problem: Problem) -> Iterator[Race]:
-        """Races of a method, without plans that do not fit the problem."""
+        """Races of a method, without plans that are not known any more or do not fit the problem."""
         where = self._where(method)
-        return (race_of(*raced, problem, self.measurements.plan, where) for raced in self.raced(method))
+        for number, is_final, plans, outcomes in self.raced(method):
+            found, timelines = list[tuple[Plan, Measurement]](), self._arrays(f"race/{number}")
+            for place, (name, outcome) in enumerate(zip(plans, outcomes, strict=True)):
+                packed = timelines.get(str(place))
+                with suppress(UserError):
+                    plan = checked_plan(problem, self.measurements.plan(name), where)
+                    timeline = None if packed is None else decode_timeline(packed.tobytes(), plan, problem, where)
+                    found.append((plan, dataclasses.replace(outcome.measurement, timeline=timeline)))
+            yield Race(tuple(plan for plan, _ in found), tuple(outcome for _, outcome in found), is_final)
 
     def _keep_race(self, method: str, race: Race) -> None:
         for plan in race.plans:
             self.measurements.add_plan(plan)
         plans = to_json(tuple(plan.fingerprint for plan in race.plans))
-        outcomes = tuple(map(Outcome.of, race.outcomes))
+        outcomes = to_json(tuple(map(Outcome.of_measurement, race.outcomes)), tuple[Outcome, ...])
         number = self._connection.execute(
             "INSERT INTO races (method, is_final, plans, outcomes) VALUES (?, ?, ?, ?)",
-            (method, race.is_final, plans, to_json(outcomes, tuple[Outcome, ...])),
+            (method, race.is_final, plans, outcomes),
         ).lastrowid
-        timelines = {str(k): outcome.timeline for k, outcome in enumerate(outcomes) if outcome.timeline is not None}
+        timelines = {
+            str(place): np.frombuffer(encode_timeline(outcome.timeline), dtype=np.uint8)
+            for place, outcome in enumerate(race.outcomes)
+            if outcome.timeline is not None
+        }
         if timelines:
-            packed = {place: np.frombuffer(data, dtype=np.uint8) for place, data in timelines.items()}
-            self._keep_arrays(f"race/{number}", packed)
-
-    @contextmanager
-    def _writing(self) -> Iterator[Callable[..., sqlite3.Cursor]]:
-        """A transaction, or part of one that is under way."""
-        with told(self.path, RUN), transaction(self._connection):
-            yield self._connection.execute
+            self._keep_arrays(f"race/{number}", timelines)
 
 
 class MethodKeeper:
@@ -653,20 +639,6 @@ class MethodKeeper:
         if result.learned is not None:
             self._keep_learned(result.learned)
         self._session.keep_result(self._method, result)
-
-
-def _shaped(
-    arrays: Mapping[str, NDArray[np.generic]], name: str, kind: type[np.generic], shape: tuple[int, ...], where: str
-) -> NDArray[np.generic]:
-    array = arrays.get(name)
-    if array is None or array.dtype != kind or array.shape != shape:
-        raise InvalidValue(
-            name,
-            "missing" if array is None else f"{array.dtype} of shape {array.shape}",
-            f"{np.dtype(kind).name} of shape {shape}",
-            where=where,
-        )
-    return array
 
 
 def read_explanation(folder: Path) -> Explanation:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -16,16 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, SkipValidation
 
-from rlplace.errors import InvalidValue, UserError, refuse_if
+from rlplace.errors import InvalidValue, refuse_if
 from rlplace.measure import Measurement, Plan, Problem
 from rlplace.measure.costs.costs import CostSource
 from rlplace.measure.placement import PlacedSplit, check_plan
 from rlplace.measure.timing.verdict import SpeedVerdict
-from rlplace.records import Count, Number, NumberOrNan, Positive, Seconds, Seed, Whole, readable, record
+from rlplace.records import Count, Number, NumberOrNan, Seconds, Seed, Whole, readable, record
 from rlplace.say import format_seconds
 from rlplace.search.task import BestSoFar, Failure, Saveable
 from rlplace.session.setup import WHOLE, CutOptions
-from rlplace.store.rows import ARRAYS, decode_timeline, encode_timeline
+from rlplace.store.rows import ARRAYS
 from rlplace.workloads import Size
 
 
@@ -160,7 +159,7 @@ class Ending:
 _APART = Field(exclude=True)
 """Of fields that are kept apart from the record: arrays, and races."""
 
-Arrays = Mapping[str, NDArray[np.generic]]
+Arrays = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,57 +278,9 @@ def ratio_of(step_time_s: float, single_s: float) -> float:
     return step_time_s / single_s if 0.0 < single_s < math.inf else step_time_s
 
 
-@record(frozen=True)
-class Outcome:
-    """A measurement as a session keeps it, without its key."""
-
-    status: Literal["ok", "oom", "error", "timeout", "lost"]
-    step_time_s: Positive | None = None
-    samples_s: tuple[Positive, ...] = ()
-    peak_bytes: tuple[Count, ...] = ()
-    why: str = ""
-    reference_s: Seconds = 0.0
-    timeline: Annotated[SkipValidation[bytes | None], _APART] = None
-    """Of a traced step, packed (`rlplace.store.rows.encode_timeline`); None without one."""
-
-    def __post_init__(self) -> None:
-        refuse_if(
-            (self.status == "ok") != (self.step_time_s is not None),
-            "step_time_s",
-            self.step_time_s,
-            "seconds where the status is ok, and nowhere else",
-        )
-
-    @classmethod
-    def of(cls, outcome: Measurement) -> Outcome:
-        """The record of a measurement."""
-        step_s = outcome.step_time_s if outcome.ok else None
-        # an error may quote a name that is no UTF-8
-        why = outcome.why.encode("utf-8", "replace").decode("utf-8")
-        timeline = None if outcome.timeline is None else encode_timeline(outcome.timeline)
-        return cls(outcome.status, step_s, outcome.samples_s, outcome.peak_bytes, why, outcome.reference_s, timeline)
-
-    def of_plan(self, plan: Plan, problem: Problem, where: str) -> Measurement:
-        """As it was measured.
-
-        Args:
-            plan: that was measured, checked against the graph.
-            problem: whose graph was placed.
-            where: the file and the row, for messages.
-
-        Raises:
-            InvalidValue: the timeline is malformed, or of another plan.
-        """
-        step_s = math.inf if self.step_time_s is None else self.step_time_s
-        timeline = None if self.timeline is None else decode_timeline(self.timeline, plan, problem, where)
-        return Measurement(
-            self.status, step_s, self.samples_s, self.peak_bytes, self.why, self.reference_s, timeline=timeline
-        )
-
-
-def arrays_of(result: MethodResult) -> dict[str, NDArray[np.generic]]:
+def arrays_of(result: MethodResult) -> dict[str, NDArray[Any]]:
     """The arrays of a method's result; devices in a byte each, if they are few enough."""
-    arrays: dict[str, NDArray[np.generic]] = {}
+    arrays: dict[str, NDArray[Any]] = {}
     if result.plan is not None:
         arrays |= {f"plan.{part}": getattr(result.plan, part) for part in ARRAYS}
     if result.start is not None:
@@ -339,7 +290,7 @@ def arrays_of(result: MethodResult) -> dict[str, NDArray[np.generic]]:
     return arrays
 
 
-def _narrow(devices: NDArray[np.int32]) -> NDArray[np.generic]:
+def _narrow(devices: NDArray[np.int32]) -> NDArray[Any]:
     return devices.astype(np.min_scalar_type(int(devices.max(initial=0))))
 
 
@@ -352,36 +303,18 @@ def with_arrays(
     Raises:
         InvalidValue: an array is missing, malformed, or does not fit.
     """
-    num_devices, found = problem.host.num_devices, dict[str, Any]()
+    found = dict[str, Any]()
     if "start" in arrays:
-        found["start"] = problem.check_placement(whole_numbers(arrays, "start", num_devices, where))
+        found["start"] = problem.check_placement(arrays["start"])
     if "candidates" in arrays:
-        devices = whole_numbers(arrays, "candidates", num_devices, where)
-        simulated_s = arrays.get("simulated_s")
-        if simulated_s is None or simulated_s.dtype != np.float64 or simulated_s.shape != devices.shape[:1]:
-            raise InvalidValue("simulated_s", "another array", "seconds for every candidate", where=where)
-        found["unmeasured"] = Unmeasured(problem.check_placement(devices), simulated_s.astype(np.float64))
+        devices = problem.check_placement(np.atleast_2d(arrays["candidates"]))
+        found["unmeasured"] = Unmeasured(
+            devices, array_of(arrays, "simulated_s", np.float64, devices.shape[:-1], where)
+        )
     if "plan.devices" in arrays:
-        parts = {part: whole_numbers(arrays, f"plan.{part}", 2**31, where) for part in ARRAYS}
+        parts = {part: array_of(arrays, f"plan.{part}", np.int32, None, where) for part in ARRAYS}
         found["plan"] = checked_plan(problem, Plan(**parts), where)
     return replace(result, races=tuple(races), **found)
-
-
-def race_of(
-    plans: Sequence[str],
-    outcomes: Sequence[Outcome],
-    is_final: bool,
-    problem: Problem,
-    plan_of: Callable[[str], Plan],
-    where: str,
-) -> Race:
-    """The race of plans with these fingerprints; those that are not known any more, or do not fit, are left out."""
-    found: list[tuple[Plan, Measurement]] = []
-    for fingerprint, outcome in zip(plans, outcomes):
-        with suppress(UserError):
-            plan = checked_plan(problem, plan_of(fingerprint), where)
-            found.append((plan, outcome.of_plan(plan, problem, where)))
-    return Race(tuple(plan for plan, _ in found), tuple(outcome for _, outcome in found), is_final)
 
 
 def checked_plan(problem: Problem, plan: Plan, where: str) -> Plan:
@@ -390,8 +323,6 @@ def checked_plan(problem: Problem, plan: Plan, where: str) -> Plan:
     Raises:
         InvalidValue: it cannot.
     """
-    for part in ARRAYS:
-        refuse_if(getattr(plan, part).ndim != 1, part, f"{getattr(plan, part).ndim} dimensions", "1", where=where)
     refuse_if(
         len(plan.transfer_tensor) != len(plan.transfer_destination),
         "transfer_destination",
@@ -404,18 +335,27 @@ def checked_plan(problem: Problem, plan: Plan, where: str) -> Plan:
     return plan
 
 
-def whole_numbers(arrays: Arrays, name: str, bound: int, where: str) -> NDArray[np.int32]:
-    """The array of this name as int32, its entries in 0..bound - 1.
+def array_of(
+    arrays: Arrays, name: str, kind: type[np.generic], shape: tuple[int, ...] | None, where: str
+) -> NDArray[Any]:
+    """A copy of the array of this name, if it is of this kind and shape.
+
+    Args:
+        arrays: by name.
+        name: of the array.
+        kind: of its entries.
+        shape: of it; None for one dimension of any length.
+        where: the file and the record, for messages.
 
     Raises:
-        InvalidValue: it is missing, holds other numbers, or is out of range.
+        InvalidValue: it is missing, or another.
     """
-    found = arrays.get(name)
-    if found is None or not np.issubdtype(found.dtype, np.integer):
-        raise InvalidValue(name, "missing" if found is None else str(found.dtype), "integers", where=where)
-    numbers = found.astype(np.int64)
-    if numbers.size and (numbers.min() < 0 or numbers.max() >= bound):
+    array = arrays.get(name)
+    if array is None or array.dtype != kind or array.shape != ((array.size,) if shape is None else shape):
         raise InvalidValue(
-            name, int(numbers.min()) if numbers.min() < 0 else int(numbers.max()), f"0..{bound - 1}", where=where
+            name,
+            "missing" if array is None else f"{array.dtype} of shape {array.shape}",
+            f"{np.dtype(kind).name} of shape {shape or 'any length'}",
+            where=where,
         )
-    return numbers.astype(np.int32)
+    return array.copy()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -35,7 +35,7 @@ LEAST_IDLE = 0.75
 LATE_S = 5.0
 """So long before the next attempt after one that failed: a locked store must not hold up every measurement."""
 
-Addition = Callable[[MeasurementStore, int], None]
+Addition = Callable[[MeasurementStore], None]
 
 
 @dataclass
@@ -45,7 +45,6 @@ class _Shelf:
     Attributes:
         store: where everything goes.
         is_own: whether it is the run's own, which answers the run in any case.
-        session_id: of this process; None before the first addition.
         waiting: additions that the store has not taken yet, in order.
         retry_s: when to try again, on `time.monotonic`.
         has_told: whether people know that it cannot be written.
@@ -53,7 +52,6 @@ class _Shelf:
 
     store: MeasurementStore
     is_own: bool = False
-    session_id: int | None = None
     waiting: list[Addition] = field(default_factory=list)
     retry_s: float = 0.0
     has_told: bool = False
@@ -64,9 +62,6 @@ class StoreLog(MeasurementLog):
 
     If a store is locked or full, everything is written later, at the latest on `close`. If this fails, a warning lists
     the missing measurements.
-
-    Attributes:
-        num_recalled: measurements that were answered.
 
     Args:
         stores: the first that has an answer gives it.
@@ -82,7 +77,6 @@ class StoreLog(MeasurementLog):
         say: Callable[[str], None],
         own: MeasurementStore | None = None,
     ) -> None:
-        self.num_recalled = 0
         self._shelves = [*([] if own is None else [_Shelf(own, is_own=True)]), *map(_Shelf, stores)]
         self._session, self._say = session, say
 
@@ -104,7 +98,6 @@ class StoreLog(MeasurementLog):
                 self._tell(shelf, error)
                 continue
             if found is not None and (found.status == "ok" or found.taken_s >= now_s - FAILURE_ANSWERS_S):
-                self.num_recalled += 1
                 return replace(found.measurement, timeline=next(iter(traced), None))
         return None
 
@@ -115,25 +108,18 @@ class StoreLog(MeasurementLog):
         except UserError as error:  # a record that could not be read again
             self._say(f"warning: a measurement is not kept: {error}")
             return
-        self._add(lambda store, session_id: store.add(session_id, plan, row))
+        self._add(lambda store: store.add(self._session, plan, row))
         if (traced := outcome.timeline) is not None:
-            self._add(lambda store, number: store.add_trace(number, row.graph, row.host, plan, traced, row.taken_s))
-
-    def plan(self, fingerprint: str) -> Plan | None:
-        """A plan that was measured; None where no store has it."""
-        for shelf in self._shelves:
-            with suppress(UserError):  # the next one may have it
-                return shelf.store.plan(fingerprint)
-        return None
+            self._add(lambda store: store.add_trace(self._session, row.graph, row.host, plan, traced, row.taken_s))
 
     def keep_trace(self, problem: Problem, plan: Plan, timeline: Timeline) -> None:
         """Adds a timeline to every store."""
         graph, host = problem.graph.fingerprint, problem.host.fingerprint
-        self._add(lambda store, session_id: store.add_trace(session_id, graph, host, plan, timeline))
+        self._add(lambda store: store.add_trace(self._session, graph, host, plan, timeline))
 
     def keep_learned(self, graph: str, learned: LearnedHost) -> None:
         """Adds the host model that was learned on the graph with this fingerprint to every store."""
-        self._add(lambda store, session_id: store.add_learned(session_id, graph, learned))
+        self._add(lambda store: store.add_learned(self._session, graph, learned))
 
     def learned_hosts(self, host: Host) -> list[LearnedHost]:
         """Host models that were learned on machines like this one, the latest first; nothing twice."""
@@ -171,9 +157,7 @@ class StoreLog(MeasurementLog):
             return
         try:
             while shelf.waiting:
-                if shelf.session_id is None:
-                    shelf.session_id = shelf.store.begin(self._session)
-                shelf.waiting[0](shelf.store, shelf.session_id)
+                shelf.waiting[0](shelf.store)
                 del shelf.waiting[0]
         except FileProblem as error:
             shelf.retry_s = time.monotonic() + LATE_S

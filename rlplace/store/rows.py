@@ -13,9 +13,9 @@ import platform
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,7 +115,48 @@ class MeasuringProcess:
 
 
 @record(frozen=True)
-class StoredMeasurement:
+class Outcome:
+    """The outcome of a measurement, without how it was taken."""
+
+    status: Status
+    step_time_s: Positive | None = None
+    """Median; None where it failed."""
+    samples_s: Annotated[tuple[Positive, ...], Field(max_length=LARGEST_SAMPLES)] = ()
+    peak_bytes: tuple[Count, ...] = ()
+    why: str = ""
+    reference_s: Seconds = 0.0
+    """Median step time of the reference; 0 without one."""
+
+    def __post_init__(self) -> None:
+        refuse_if(
+            (self.status == "ok") != (self.step_time_s is not None),
+            "step_time_s",
+            self.step_time_s,
+            "seconds where the status is ok, and nowhere else",
+        )
+
+    @classmethod
+    def of_measurement(cls, outcome: Measurement, **more: Any) -> Self:
+        """The outcome as it is kept; `more` are the other fields of a record."""
+        return cls(
+            status=outcome.status,
+            step_time_s=outcome.step_time_s if outcome.ok else None,
+            samples_s=outcome.samples_s,
+            peak_bytes=outcome.peak_bytes,
+            why=outcome.why.encode("utf-8", "replace").decode("utf-8"),  # an error may quote a name that is no UTF-8
+            reference_s=outcome.reference_s,
+            **more,
+        )
+
+    @property
+    def measurement(self) -> Measurement:
+        """As it was measured."""
+        step_s = math.inf if self.step_time_s is None else self.step_time_s
+        return Measurement(self.status, step_s, self.samples_s, self.peak_bytes, self.why, self.reference_s)
+
+
+@record(frozen=True, kw_only=True)
+class StoredMeasurement(Outcome):
     """A measurement and how it was taken."""
 
     taken_s: Annotated[Number, Field(ge=0, lt=1e11)]
@@ -127,14 +168,6 @@ class StoredMeasurement:
     versions: str
     reference: str
     """Fingerprint of the reference placement that was timed in turn with it; empty without one."""
-    status: Status
-    why: str
-    step_time_s: Positive | None
-    """Median; None where it failed."""
-    reference_s: Seconds
-    """Median step time of the reference; 0 without one."""
-    samples_s: Annotated[tuple[Positive, ...], Field(max_length=LARGEST_SAMPLES)]
-    peak_bytes: tuple[Count, ...]
     is_whole: bool
     """Whether it ended as the protocol says, not for want of time."""
     workload: str = ""
@@ -143,14 +176,6 @@ class StoredMeasurement:
     idle_share: Number | None = None
     load: Number | None = None
     clock_hz: Number | None = None
-
-    def __post_init__(self) -> None:
-        refuse_if(
-            (self.status == "ok") != (self.step_time_s is not None),
-            "step_time_s",
-            self.step_time_s,
-            "seconds where the status is ok, and nowhere else",
-        )
 
     @classmethod
     def of(cls, plan: Plan, outcome: Measurement, reference: str, *, is_whole: bool) -> StoredMeasurement:
@@ -162,31 +187,14 @@ class StoredMeasurement:
         key = outcome.key
         if key is None or key.plan != plan.fingerprint:
             raise InvalidValue("key", key, "the key of the plan that was measured", where="store")
-        return cls(
-            time.time(),
-            key.graph,
-            key.host,
-            key.plan,
-            key.protocol,
-            key.versions,
-            reference,
-            outcome.status,
-            outcome.why.encode("utf-8", "replace").decode("utf-8"),  # an error may quote a name that is no UTF-8
-            outcome.step_time_s if outcome.ok else None,
-            outcome.reference_s,
-            outcome.samples_s,
-            outcome.peak_bytes,
-            is_whole,
-        )
+        how = {"taken_s": time.time(), "reference": reference, "is_whole": is_whole}
+        return cls.of_measurement(outcome, **asdict(key), **how)
 
     @property
     def measurement(self) -> Measurement:
-        """As it was measured."""
+        """As it was measured, with its key."""
         key = MeasurementKey(self.graph, self.host, self.plan, self.protocol, self.versions)
-        step_s = math.inf if self.step_time_s is None else self.step_time_s
-        return Measurement(
-            self.status, step_s, self.samples_s, self.peak_bytes, self.why, reference_s=self.reference_s, key=key
-        )
+        return replace(super().measurement, key=key)
 
     def to_dict(self) -> dict[str, object]:
         """The measurement as `rlplace measurements --json` prints it: the fields, `ratio` to the reference and
@@ -239,7 +247,7 @@ def decode_plan(row: Mapping[str, object], where: str) -> Plan:
         InvalidValue: an array that cannot be read, or that is too long, or another plan.
     """
     arrays = {
-        name: np.frombuffer(_unpacked(row[name], name, 2 * LARGEST_OPS, 4, where), dtype="<i4").astype(np.int32)
+        name: np.frombuffer(unpacked(row[name], name, 2 * LARGEST_OPS, 4, where), dtype="<i4").astype(np.int32)
         for name in ARRAYS
     }
     refuse_if(
@@ -284,7 +292,7 @@ def decode_timeline(value: object, plan: Plan, problem: Problem, where: str) -> 
     """
     num_ops, count = len(plan.devices), len(plan.devices) + plan.num_transfers
     most = 2 * count + 1
-    seconds = np.frombuffer(_unpacked(value, "timeline", most, 8, where), dtype="<f8").astype(np.float64)
+    seconds = np.frombuffer(unpacked(value, "timeline", most, 8, where), dtype="<f8").astype(np.float64)
     refuse_if(
         len(seconds) != most,
         "timeline",
@@ -311,7 +319,7 @@ def decode_timeline(value: object, plan: Plan, problem: Problem, where: str) -> 
     )
 
 
-def _unpacked(value: object, name: str, most: int, width: int, where: str) -> bytes:
+def unpacked(value: object, name: str, most: int, width: int, where: str) -> bytes:
     """The bytes of at most so many numbers, each of `width` bytes."""
     if not isinstance(value, bytes):
         raise InvalidValue(name, described(value), "compressed bytes", where=where)
@@ -383,7 +391,11 @@ def as_parquet(rows: Sequence[StoredMeasurement]) -> bytes:
 
 
 NUMBERS = ("taken_s", "step_time_s", "reference_s", "idle_share", "load", "clock_hz", "ratio", "noise")
-COLUMNS = (*StoredMeasurement.__dataclass_fields__, "ratio", "noise")
+COLUMNS = (
+    *("taken_s", "graph", "host", "plan", "protocol", "versions", "reference", "status", "why", "step_time_s"),
+    *("reference_s", "samples_s", "peak_bytes", "is_whole", "workload", "host_name", "machine", "idle_share", "load"),
+    *("clock_hz", "ratio", "noise"),
+)
 FORMATS: Mapping[Format, Callable[[Sequence[StoredMeasurement]], bytes]] = {
     "csv": as_csv,
     "json": as_json,

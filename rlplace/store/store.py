@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
@@ -22,7 +21,7 @@ from rlplace.measure import Plan, Problem, Timeline
 from rlplace.measure.host_model.learned_host import LearnedHost
 from rlplace.measure.measurement import MeasurementKey, Status
 from rlplace.records import Number, read_record, record
-from rlplace.store.database import RUN, STORE, Connected, open_for_reading, open_for_writing, told, transaction
+from rlplace.store.database import RUN, STORE, Database, told
 from rlplace.store.rows import (
     ARRAYS,
     LISTS,
@@ -43,8 +42,6 @@ ANSWERS_S = 30 * DAY_S
 MOST_TRACES = 100
 MOST_MODEL_TEXT = 64 << 20
 """Characters of host models that are read at once; they take up to sixteen times as much in memory."""
-LONGEST_S = 7 * DAY_S
-"""After so long a session is taken to be over: one that has measured nothing yet must not be forgotten."""
 _OF_SESSION = ("workload", "host_name", "machine", "idle_share", "load", "clock_hz")
 _OWN = tuple(name for name in StoredMeasurement.__dataclass_fields__ if name not in _OF_SESSION)
 _JOINED = "measurements m JOIN sessions s ON s.id = m.session_id"
@@ -53,7 +50,7 @@ _SELECT = f"""SELECT m.id AS number, {", ".join(f"m.{name}" for name in _OWN)}, 
 } FROM {_JOINED}"""
 
 
-class MeasurementStore(Connected):
+class MeasurementStore(Database):
     """Measurements, their plans, and learned host models.
 
     Any number of processes may use one at once.
@@ -66,9 +63,7 @@ class MeasurementStore(Connected):
         path: of it.
     """
 
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
-        super().__init__(connection, path, STORE)
-        self._begun: dict[int, MeasuringProcess] = {}
+    SCHEMAS = (STORE, RUN)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> MeasurementStore:
@@ -77,7 +72,7 @@ class MeasurementStore(Connected):
         Raises:
             FileProblem: it cannot be written, is no store, is of another version, or is locked by another process.
         """
-        return cls(open_for_writing(Path(path), STORE, RUN), Path(path))
+        return cls.at(Path(path), is_writable=True)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> MeasurementStore:
@@ -86,24 +81,25 @@ class MeasurementStore(Connected):
         Raises:
             FileProblem: it is missing, cannot be read, is no store, or is of another version.
         """
-        return cls(open_for_reading(Path(path), STORE, RUN), Path(path))
+        if not os.path.lexists(path):
+            raise FileProblem(
+                path,
+                "no such store. Searches on this machine keep what they measure in one; name it, or a run folder that "
+                "has one.",
+            )
+        return cls.at(Path(path), is_writable=False)
 
     def __repr__(self) -> str:
         return f"MeasurementStore({str(self.path)!r})"
 
-    def begin(self, session: MeasuringProcess) -> int:
-        """Takes note of a process that is going to measure; the number that its measurements carry.
+    def add(self, process: MeasuringProcess, plan: Plan, row: StoredMeasurement) -> None:
+        """Keeps a measurement of a plan that a process made, both or neither.
 
         Raises:
             FileProblem: the database cannot be written, as for everything below that writes.
         """
-        with told(self.path):
-            return self._add_session(session)
-
-    def add(self, session_id: int, plan: Plan, row: StoredMeasurement) -> None:
-        """Keeps a measurement of a plan, both or neither."""
         columns = {name: getattr(row, name) for name in _OWN}
-        self._add("measurements", session_id, columns | {name: json.dumps(columns[name]) for name in LISTS}, plan)
+        self._add("measurements", process, columns | {name: json.dumps(columns[name]) for name in LISTS}, plan)
 
     def add_plan(self, plan: Plan) -> None:
         """Keeps a plan; once is enough. The caller begins and commits."""
@@ -115,12 +111,18 @@ class MeasurementStore(Connected):
         self._connection.execute(_insert("plans", columns, "OR IGNORE "), columns)
 
     def add_trace(
-        self, session_id: int, graph: str, host: str, plan: Plan, timeline: Timeline, taken_s: float | None = None
+        self,
+        process: MeasuringProcess,
+        graph: str,
+        host: str,
+        plan: Plan,
+        timeline: Timeline,
+        taken_s: float | None = None,
     ) -> None:
         """Keeps the timeline of a step of a plan, and forgets those older than `ANSWERS_S`: they answer no more.
 
         Args:
-            session_id: as `begin` gave it.
+            process: that measured.
             graph: fingerprint.
             host: fingerprint.
             plan: that ran.
@@ -129,7 +131,7 @@ class MeasurementStore(Connected):
         """
         self._add(
             "traces",
-            session_id,
+            process,
             {
                 "taken_s": time.time() if taken_s is None else taken_s,
                 "graph": graph,
@@ -139,14 +141,14 @@ class MeasurementStore(Connected):
             },
             plan,
         )
-        with told(self.path), transaction(self._connection):
-            self._connection.execute("DELETE FROM traces WHERE taken_s < ?", (time.time() - ANSWERS_S,))
+        with self._writing() as execute:
+            execute("DELETE FROM traces WHERE taken_s < ?", (time.time() - ANSWERS_S,))
 
-    def add_learned(self, session_id: int, graph: str, learned: LearnedHost) -> None:
+    def add_learned(self, process: MeasuringProcess, graph: str, learned: LearnedHost) -> None:
         """Keeps the host model that a search learned."""
         self._add(
             "learned_hosts",
-            session_id,
+            process,
             {
                 "taken_s": time.time(),
                 "graph": graph,
@@ -217,8 +219,6 @@ class MeasurementStore(Connected):
     def traces(self, plan: Plan, problem: Problem, taken_s: float | None = None) -> list[Timeline]:
         """Timelines of the last `MOST_TRACES` traced steps of a plan, the last added first.
 
-        Stores that an earlier version wrote, and that are only read, have none.
-
         Args:
             plan: that ran.
             problem: whose graph was placed.
@@ -234,7 +234,7 @@ class MeasurementStore(Connected):
             (plan.fingerprint, problem.graph.fingerprint, taken_s),
         )
         where = f"{self.path}: trace of {plan.fingerprint}"
-        return [decode_timeline(row["timeline"], plan, problem, where) for row in map(dict, rows) if "timeline" in row]
+        return [decode_timeline(row["timeline"], plan, problem, where) for row in rows]
 
     def learned_hosts(self, host: str = "", machine: str = "", least_idle: float = 0.0) -> list[LearnedHost]:
         """Host models that searches learned, the last added first; rows dated `AHEAD_S` ahead are left out.
@@ -254,7 +254,7 @@ class MeasurementStore(Connected):
             AND coalesce(s.idle_share, 1.0) >= :least_idle AND l.taken_s <= :until_s ORDER BY l.id DESC"""
         values = {"host": host, "machine": machine, "least_idle": least_idle, "until_s": time.time() + AHEAD_S}
         found, left = [], MOST_MODEL_TEXT
-        with told(self.path):
+        with told(self.path, STORE):
             for row in self._connection.execute(statement, values):  # one text at a time
                 left -= len(str(row["model"]))
                 if left < 0:
@@ -271,52 +271,44 @@ class MeasurementStore(Connected):
             How many measurements.
         """
         condition, values = chosen.sql()
-        with told(self.path), transaction(self._connection):
-            gone = self._connection.execute(
+        with self._writing() as execute:
+            gone = execute(
                 f"DELETE FROM measurements WHERE id IN (SELECT m.id FROM {_JOINED} WHERE {condition})", values
             ).rowcount
             if chosen.is_empty:
-                self._connection.execute("DELETE FROM learned_hosts")
-            self._connection.execute("DELETE FROM traces WHERE plan NOT IN (SELECT plan FROM measurements)")
+                execute("DELETE FROM learned_hosts")
+            execute("DELETE FROM traces WHERE plan NOT IN (SELECT plan FROM measurements)")
             # the races of a run name plans, too
-            if not self._connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'races'").fetchone():
-                self._connection.execute("DELETE FROM plans WHERE fingerprint NOT IN (SELECT plan FROM measurements)")
-            self._connection.execute(
-                """DELETE FROM sessions WHERE begun_s < :ended
-                AND id NOT IN (SELECT session_id FROM measurements)
+            if not execute("SELECT 1 FROM sqlite_schema WHERE name = 'races'").fetchone():
+                execute("DELETE FROM plans WHERE fingerprint NOT IN (SELECT plan FROM measurements)")
+            execute(
+                """DELETE FROM sessions WHERE id NOT IN (SELECT session_id FROM measurements)
                 AND id NOT IN (SELECT session_id FROM learned_hosts)
-                AND id NOT IN (SELECT session_id FROM traces)""",
-                {"ended": time.time() - LONGEST_S},
+                AND id NOT IN (SELECT session_id FROM traces)"""
             )
         return gone
 
-    def _add(self, table: str, session_id: int, columns: Mapping[str, object], plan: Plan | None = None) -> None:
+    def _add(
+        self, table: str, process: MeasuringProcess, columns: Mapping[str, object], plan: Plan | None = None
+    ) -> None:
         """Inserts a row of a process, and the plan that it is of; both or neither."""
-        with told(self.path), transaction(self._connection):
-            row = {**columns, "session_id": self._session(session_id)}
+        with self._writing() as execute:
+            row = {**columns, "session_id": self._session(process)}
             if plan is not None:
                 self.add_plan(plan)
-            self._connection.execute(_insert(table, row), row)
+            execute(_insert(table, row), row)
 
     def _rows(self, condition: str, values: Mapping[str, object]) -> Iterator[StoredMeasurement]:
-        with told(self.path):
+        with told(self.path, STORE):
             for row in map(dict, self._connection.execute(f"{_SELECT} WHERE {condition}", values)):
                 yield decode_measurement(row, f"{self.path}: measurement {row['number']}")
 
-    def _add_session(self, session: MeasuringProcess) -> int:
-        columns = asdict(session)
-        number = int(self._connection.execute(_insert("sessions", columns), columns).lastrowid or 0)
-        self._begun[number] = session
-        return number
-
-    def _session(self, number: int) -> int:
-        """The number of a session now: where another process pruned it, its number may be another session's."""
-        if number not in self._begun:
-            return number
-        columns = asdict(self._begun[number])
+    def _session(self, process: MeasuringProcess) -> int:
+        """The number of the row of a process, which is made anew where another process has pruned it."""
+        columns = asdict(process)
         same = " AND ".join(f"{name} IS :{name}" for name in columns)
         row = self._connection.execute(f"SELECT id FROM sessions WHERE {same}", columns).fetchone()
-        return self._add_session(self._begun[number]) if row is None else int(row[0])
+        return int(row[0] if row else self._connection.execute(_insert("sessions", columns), columns).lastrowid or 0)
 
 
 def _insert(table: str, columns: Mapping[str, object], how: str = "") -> str:

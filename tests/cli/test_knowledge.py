@@ -24,9 +24,9 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.parent.mkdir()
     plans = [plan_of(0, k) for k in range(3)]
     with MeasurementStore.open(path) as store:
-        nmt, other = store.begin(SESSION), store.begin(dataclasses.replace(SESSION, workload="\x1b[31mevil\n"))
-        store.add(nmt, plans[0], row_of(plans[0]))
-        store.add(nmt, plans[1], row_of(plans[1], age_s=86400.0))
+        other = dataclasses.replace(SESSION, workload="\x1b[31mevil\n")
+        store.add(SESSION, plans[0], row_of(plans[0]))
+        store.add(SESSION, plans[1], row_of(plans[1], age_s=86400.0))
         failed = row_of(plans[2], 1.0, age_s=9.0, status="error", step_time_s=float("inf"), why="\x1b]0;title\x07no")
         store.add(other, plans[2], failed)
     return path

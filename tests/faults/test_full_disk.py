@@ -92,14 +92,14 @@ def test_a_store_on_a_full_disk_keeps_what_it_has_and_takes_the_rest_later(disk:
 
 def test_a_disk_that_became_read_only_can_be_read_from(disk: Path) -> None:
     with MeasurementStore.open(disk / "m.db") as store:
-        store.add(store.begin(SESSION), PLAN, row_of())
+        store.add(SESSION, PLAN, row_of())
     write_json_atomic(disk / "a.json", {"a": 1})
     if not mount("-o", "remount,ro", str(disk)):
         pytest.skip("it cannot be made read-only")
     with MeasurementStore.read(disk / "m.db") as store:
         assert store.count() == 1
     with pytest.raises(FileProblem, match="writable"), MeasurementStore.open(disk / "m.db") as store:
-        store.begin(SESSION)
+        store.add(SESSION, PLAN, row_of())
     with pytest.raises(FileProblem, match="Read-only file system"):
         write_json_atomic(disk / "a.json", {"a": 2})
     with pytest.raises(FileProblem, match=r"Read-only file system|cannot be written"):

@@ -28,7 +28,7 @@ def test_an_empty_folder_is_taken_and_one_with_anything_in_it_refused(tmp_path: 
 
 
 def test_overwrite_removes_what_rlplace_wrote_and_nothing_else(tmp_path: Path) -> None:
-    for name in (*RUN_FILES, "measurements.db-wal", ".result.json.12ab.partial"):
+    for name in (*RUN_FILES, "session.db-wal", ".result.json.12ab.partial"):
         (tmp_path / name).write_text("old")
     for name in ("notes.txt", "my.json", ".hidden.partial"):
         (tmp_path / name).write_text("mine")
@@ -101,9 +101,6 @@ def test_opening_what_is_no_run_says_so(tmp_path: Path) -> None:
     ):
         with pytest.raises(FileProblem, match=message):
             RunFolder.open(tmp_path / name)
-    (tmp_path / "demo" / "config.json").write_text("{")
-    with pytest.raises(FileProblem, match="a run of an older rlplace"):
-        RunFolder.open(tmp_path / "demo")
 
 
 def test_a_folder_that_is_being_written_is_refused_also_with_overwrite(tmp_path: Path) -> None:

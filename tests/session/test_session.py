@@ -363,15 +363,6 @@ def test_what_a_record_brings_that_is_kept_apart_does_not_count(run: RunFolder) 
     assert (found.plan, found.learned, found.races) == (None, None, ())
 
 
-def test_a_run_of_an_older_version_is_refused_in_a_line_that_says_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(FileProblem, match=r"older rlplace.*--overwrite.*--placement") as refused:
-        Session.read(tmp_path)
-    assert len(str(refused.value).splitlines()) == 1
-    with pytest.raises(FileProblem, match="older rlplace"):
-        RunFolder.reopen(tmp_path)
-
-
 def test_text_is_no_record_of_another_kind(run: RunFolder) -> None:
     with Session.open(run) as session:
         session.keep(signature=to_json("ab"))

@@ -20,7 +20,6 @@ from rlplace.measure.host_model import LearnedHost, Prior
 from rlplace.measure.host_model.learned_host import LearnedFactor
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.store import Filter, MeasurementStore
-from rlplace.store.database import STORE, open_in_memory
 from rlplace.store.store import ANSWERS_S
 
 LEARNED = LearnedHost(
@@ -35,7 +34,7 @@ def store(tmp_path: Path) -> MeasurementStore:
 
 def test_a_measurement_comes_back_as_it_went_in_with_what_its_session_says(store: MeasurementStore) -> None:
     row = row_of()
-    store.add(store.begin(SESSION), PLAN, row)
+    store.add(SESSION, PLAN, row)
     (kept,) = MeasurementStore.read(store.path).measurements()
     facts = {"workload": "nmt@small", "host_name": "cores", "machine": MACHINE, "idle_share": 0.9}
     assert kept == dataclasses.replace(row, **facts)
@@ -52,20 +51,15 @@ def test_a_measurement_comes_back_as_it_went_in_with_what_its_session_says(store
 def test_any_figures_and_words_come_back(samples: list[float], peaks: list[int], why: str, step_s: float) -> None:
     why = why.replace("\x00", "").encode("utf-8", "replace").decode()
     row = row_of(PLAN, step_s, samples_s=tuple(samples), peak_bytes=tuple(peaks), why=why)
-    with in_memory() as memory:
-        memory.add(memory.begin(SESSION), PLAN, row)
+    with MeasurementStore.in_memory() as memory:
+        memory.add(SESSION, PLAN, row)
         (kept,) = memory.measurements()
     assert dataclasses.replace(kept, workload="", host_name="", machine="", idle_share=None) == row
 
 
-def in_memory() -> MeasurementStore:
-    return MeasurementStore(open_in_memory(STORE), Path("memory.db"))
-
-
 def test_the_latest_whole_one_under_a_key_beside_the_same_reference_is_found(store: MeasurementStore) -> None:
-    session = store.begin(SESSION)
     for row in (row_of(PLAN, 0.5, age_s=60), row_of(PLAN, 0.75, age_s=30), row_of(PLAN, 0.9, is_whole=False)):
-        store.add(session, PLAN, row)
+        store.add(SESSION, PLAN, row)
     found = store.find(key_of(), REFERENCE, SESSION, 0.0)
     assert found is not None
     assert found.step_time_s == 0.75
@@ -80,9 +74,8 @@ def test_the_latest_whole_one_under_a_key_beside_the_same_reference_is_found(sto
 
 def test_what_a_busy_machine_measured_answers_only_who_measured_it(store: MeasurementStore) -> None:
     busy, other = dataclasses.replace(SESSION, begun_s=1.0, idle_share=0.5), dataclasses.replace(SESSION, begun_s=2.0)
-    number = store.begin(busy)
-    store.add(number, PLAN, row_of())
-    store.add_learned(number, GRAPH, LEARNED)
+    store.add(busy, PLAN, row_of())
+    store.add_learned(busy, GRAPH, LEARNED)
     for session, least_idle, is_found in ((busy, 0.75, True), (other, 0.75, False), (other, 0.5, True)):
         assert (store.find(key_of(), REFERENCE, session, 0.0, least_idle) is not None) == is_found
     assert store.learned_hosts(HOST, MACHINE, 0.75) == []
@@ -91,7 +84,7 @@ def test_what_a_busy_machine_measured_answers_only_who_measured_it(store: Measur
 
 def test_a_failure_is_kept_with_its_cause(store: MeasurementStore) -> None:
     row = row_of(PLAN, 1.0, status="oom", step_time_s=float("inf"), samples_s=(), why="cuda:0 is full")
-    store.add(store.begin(SESSION), PLAN, row)
+    store.add(SESSION, PLAN, row)
     found = store.find(key_of(), REFERENCE, SESSION, 0.0)
     assert found is not None
     assert (found.status, found.why, found.step_time_s) == ("oom", "cuda:0 is full", None)
@@ -102,7 +95,7 @@ def test_a_plan_comes_back_with_its_orders(store: MeasurementStore) -> None:
     plan = dataclasses.replace(
         plan_of(0, 1, 0), transfer_tensor=np.array([0]), transfer_destination=np.array([1]), sequence=np.arange(4)
     )
-    store.add(store.begin(SESSION), plan, row_of(plan))
+    store.add(SESSION, plan, row_of(plan))
     kept = store.plan(plan.fingerprint)
     assert kept.fingerprint == plan.fingerprint
     assert kept.transfer_destination.tolist() == [1]
@@ -111,24 +104,22 @@ def test_a_plan_comes_back_with_its_orders(store: MeasurementStore) -> None:
 
 
 def test_what_was_learned_about_a_host_comes_back_by_host_and_machine(store: MeasurementStore) -> None:
-    session = store.begin(SESSION)
     later = dataclasses.replace(LEARNED, lines=("b",))
-    store.add_learned(session, GRAPH, LEARNED)
-    store.add_learned(session, GRAPH, later)
+    store.add_learned(SESSION, GRAPH, LEARNED)
+    store.add_learned(SESSION, GRAPH, later)
     assert store.learned_hosts() == store.learned_hosts(HOST, MACHINE) == [later, LEARNED]
     assert store.learned_hosts(GRAPH) == []
     assert store.learned_hosts(HOST, GRAPH) == []
 
 
 def test_a_trace_belongs_to_its_plan(store: MeasurementStore) -> None:
-    session = store.begin(SESSION)
     problem = chain_problem(4)
     simulator, graph = Simulator(problem), problem.graph
     plan = simulator.plan(np.array([0, 1, 1, 0], dtype=np.int32))
     timeline = simulator.timeline(plan)
     assert len(timeline.transfer_tensor) == 2
-    store.add_trace(session, graph.fingerprint, HOST, plan, timeline)
-    store.add_trace(session, GRAPH, HOST, plan, timeline)
+    store.add_trace(SESSION, graph.fingerprint, HOST, plan, timeline)
+    store.add_trace(SESSION, GRAPH, HOST, plan, timeline)
     (found,) = store.traces(plan, problem)
     for name in ("op_start_s", "op_end_s", "transfer_start_s", "transfer_end_s"):
         np.testing.assert_allclose(getattr(found, name), getattr(timeline, name), rtol=1e-6)
@@ -136,10 +127,10 @@ def test_a_trace_belongs_to_its_plan(store: MeasurementStore) -> None:
         assert getattr(found, name).tolist() == getattr(timeline, name).tolist()
     assert store.traces(simulator.plan(np.zeros(4, dtype=np.int32)), problem) == []
     old_s = time.time() - ANSWERS_S
-    store.add_trace(session, graph.fingerprint, HOST, plan, timeline, old_s + 60)
+    store.add_trace(SESSION, graph.fingerprint, HOST, plan, timeline, old_s + 60)
     assert len(store.traces(plan, problem)) == 2
     assert len(store.traces(plan, problem, old_s + 60)) == 1
-    store.add_trace(session, graph.fingerprint, HOST, plan, timeline, old_s - 60)  # it answers nothing any more
+    store.add_trace(SESSION, graph.fingerprint, HOST, plan, timeline, old_s - 60)  # it answers nothing any more
     assert len(store.traces(plan, problem)) == 2
 
 
@@ -162,14 +153,14 @@ def test_a_trace_belongs_to_its_plan(store: MeasurementStore) -> None:
 def test_filters_choose_what_is_listed_counted_and_pruned(
     chosen: Filter, expected: set[str], store: MeasurementStore
 ) -> None:
-    first, second = store.begin(SESSION), store.begin(dataclasses.replace(SESSION, workload="bert", host_name="cuda"))
+    other = dataclasses.replace(SESSION, workload="bert", host_name="cuda")
     plans = {"young": plan_of(0, 0), "old": plan_of(0, 1), "failed": plan_of(1, 1)}
     names = {plan.fingerprint: name for name, plan in plans.items()}
-    store.add(first, plans["young"], row_of(plans["young"]))
-    store.add(first, plans["old"], row_of(plans["old"], age_s=100))
+    store.add(SESSION, plans["young"], row_of(plans["young"]))
+    store.add(SESSION, plans["old"], row_of(plans["old"], age_s=100))
     failed = row_of(plans["failed"], 1.0, status="timeout", step_time_s=float("inf"))
-    store.add(second, plans["failed"], failed)
-    store.add_learned(first, GRAPH, LEARNED)
+    store.add(other, plans["failed"], failed)
+    store.add_learned(SESSION, GRAPH, LEARNED)
     assert {names[row.plan] for row in store.measurements(chosen)} == expected
     assert store.count(chosen) == len(expected)
     assert store.prune(chosen) == len(expected)
@@ -185,12 +176,11 @@ def test_a_mistyped_status_is_told() -> None:
         Filter(status="timout")
 
 
-def test_pruning_gives_the_space_back_and_forgets_sessions_that_ended_long_ago(store: MeasurementStore) -> None:
+def test_pruning_gives_the_space_back_and_forgets_sessions_of_which_nothing_is_left(store: MeasurementStore) -> None:
     generator = np.random.default_rng(0)
-    session = store.begin(SESSION)
     for _ in range(40):
         plan = plan_of(*generator.integers(0, 4, 2000).tolist())
-        store.add(session, plan, row_of(plan))
+        store.add(SESSION, plan, row_of(plan))
     connection = store._connection
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     before = store.path.stat().st_size
@@ -208,11 +198,10 @@ from rlplace.store import MeasurementStore
 
 name = int(sys.argv[3])
 with MeasurementStore.open(sys.argv[1]) as store:
-    session = store.begin(SESSION)
     for k in range(25):
         plan = plan_of(name, k)
-        store.add(session, plan, row_of(plan))
-        store.add(session, plan_of(9, 9), row_of(plan_of(9, 9)))
+        store.add(SESSION, plan, row_of(plan))
+        store.add(SESSION, plan_of(9, 9), row_of(plan_of(9, 9)))
 """
 
 
@@ -228,11 +217,11 @@ def test_two_processes_make_and_write_one_store_at_once(tmp_path: Path) -> None:
 
 
 def test_reading_what_somebody_writes_sees_it(store: MeasurementStore) -> None:
-    store.add(store.begin(SESSION), PLAN, row_of())
+    store.add(SESSION, PLAN, row_of())
     with MeasurementStore.read(store.path) as reader:
         assert reader.count() == 1
         with pytest.raises(FileProblem, match="cannot be opened or written"):
-            reader.begin(SESSION)
+            reader.add(SESSION, PLAN, row_of())
     assert VERSIONS in next(store.measurements()).versions
 
 
@@ -243,10 +232,9 @@ from stored import SESSION, plan_of, row_of
 from rlplace.store import MeasurementStore
 
 store = MeasurementStore.open(sys.argv[1])
-session = store.begin(SESSION)
 for k in range(10**6):
     plan = plan_of(*range(k, k + 100))
-    store.add(session, plan, row_of(plan))
+    store.add(SESSION, plan, row_of(plan))
     print(k, flush=True)
 """
 

@@ -31,7 +31,7 @@ def path(tmp_path: Path) -> Path:
     path = tmp_path / "sent" / "measurements.db"
     path.parent.mkdir()
     with MeasurementStore.open(path) as store:
-        store.add(store.begin(SESSION), PLAN, row_of())
+        store.add(SESSION, PLAN, row_of())
     return path
 
 
@@ -96,7 +96,7 @@ def test_a_store_in_a_folder_whose_name_is_no_unicode_is_opened(path: Path) -> N
     folder = Path(os.fsdecode(os.fsencode(path.parent) + b"\xff"))
     path.parent.rename(folder)
     with MeasurementStore.open(folder / path.name) as store:
-        store.add(store.begin(SESSION), PLAN, row_of())
+        store.add(SESSION, PLAN, row_of())
     with MeasurementStore.read(folder / path.name) as store:
         assert store.count() == 2
 
@@ -110,11 +110,10 @@ def test_host_models_and_traces_are_read_up_to_a_length(path: Path, monkeypatch:
     plan = simulator.plan(np.array([0, 1, 1], dtype=np.int32))
     timeline = simulator.timeline(plan)
     with MeasurementStore.open(path) as store:
-        session = store.begin(SESSION)
         for step in range(3):
-            store.add_learned(session, GRAPH, learned)
+            store.add_learned(SESSION, GRAPH, learned)
             later = replace(timeline, op_end_s=timeline.op_end_s + step)
-            store.add_trace(session, problem.graph.fingerprint, HOST, plan, later)
+            store.add_trace(SESSION, problem.graph.fingerprint, HOST, plan, later)
         assert len(store.learned_hosts()) == 3
         (length,) = store._connection.execute("SELECT max(length(model)) FROM learned_hosts").fetchone()
         monkeypatch.setattr("rlplace.store.store.MOST_MODEL_TEXT", 2 * length, raising=False)
@@ -130,7 +129,7 @@ def test_host_models_and_traces_are_read_up_to_a_length(path: Path, monkeypatch:
 
 def test_what_is_not_yet_in_the_database_is_read_and_the_folder_stays_as_it_is(path: Path, tmp_path: Path) -> None:
     with MeasurementStore.open(path) as store:
-        store.add(store.begin(SESSION), plan_of(0, 0), row_of(plan_of(0, 0)))
+        store.add(SESSION, plan_of(0, 0), row_of(plan_of(0, 0)))
         left = tmp_path / "left" / path.name  # as where a run was killed
         left.parent.mkdir()
         for ending in ("", "-wal"):

@@ -35,14 +35,13 @@ def measure_into(folder: Path, count: int, *, graph: str = PROBLEM.graph.fingerp
     plans = varied_plans(PROBLEM, np.random.default_rng(0), count)
     times_s = step_times(slowed(PROBLEM, 1, 1.3), plans)
     with MeasurementStore.open(folder / "measurements.db") as store:
-        session = store.begin(SESSION)
         for place, (plan, step_s) in enumerate(zip(plans, times_s.tolist(), strict=True)):
             drift = 1.0 + 0.5 * (place % 2)
             key = MeasurementKey(graph, PROBLEM.host.fingerprint, plan.fingerprint, "race", VERSIONS)
             outcome = Measurement("ok", step_s * drift, (step_s * drift,), reference_s=drift, key=key)
-            store.add(session, plan, StoredMeasurement.of(plan, outcome, REFERENCE, is_whole=True))
+            store.add(SESSION, plan, StoredMeasurement.of(plan, outcome, REFERENCE, is_whole=True))
         failed = Measurement("error", float("inf"), why="boom", key=dataclasses.replace(key, plan=plans[0].fingerprint))
-        store.add(session, plans[0], StoredMeasurement.of(plans[0], failed, REFERENCE, is_whole=True))
+        store.add(SESSION, plans[0], StoredMeasurement.of(plans[0], failed, REFERENCE, is_whole=True))
 
 
 def fitted(folder: Path) -> LearnedHost | None:
