@@ -188,7 +188,7 @@ def run_of(folder: Path, log: float) -> tuple[Path, LearnedHost]:
 def test_runs_and_a_store_become_a_file_of_priors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (one, known), (_, other) = run_of(tmp_path / "a", 0.3), run_of(tmp_path / "b", -0.1)
     with MeasurementStore.open(tmp_path / "measurements.db") as store:
-        session = store.begin(MeasuringProcess(1e9, "nmt", "0", "two", "v"))
+        session = MeasuringProcess(1e9, "nmt", "0", "two", "v")
         for learned in (known, other):  # that of the run counts once
             store.add_learned(session, "0", learned)
     out = tmp_path / "mine.json"
