@@ -38,9 +38,10 @@ from rlplace.errors import InvalidValue
 from rlplace.export.placed.graphs import matching_host
 from rlplace.export.placed.placed_model import PlacedModel
 from rlplace.files import write_text_atomic
-from rlplace.graphs import Grouping, OpGraph
+from rlplace.graphs import Grouping, OpGraph, OptimizerSpec
 from rlplace.graphs.capturing.capture import capture_step
 from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.optimizers import resolve_optimizer
 from rlplace.graphs.program import LossByName, Origin, opened, tensors_in
 from rlplace.graphs.random_streams import DrawKey, Streams
 from rlplace.measure import Host, Placement, Plan, Problem, resolve_host
@@ -187,6 +188,24 @@ def rank_devices(host: Host, where: str) -> dict[int, str]:
     nodes = [names[index].rpartition("/")[0] for index in gpus]
     of_gpu = {index: f"cuda:{nodes[:rank].count(nodes[rank])}" for rank, index in enumerate(gpus)}
     return of_gpu or dict.fromkeys(plain, "cpu")
+
+
+def trained_by(workload: Workload, where: str) -> OptimizerSpec:
+    """The optimizer of a workload that trains.
+
+    Raises:
+        InvalidValue: it is an inference, or has no optimizer.
+    """
+    spec = resolve_optimizer(workload.optimizer)
+    if workload.loss_fn is None or spec is None:
+        found = "an inference" if workload.loss_fn is None else "a step without an optimizer"
+        raise InvalidValue("workload", found, "a training step with an optimizer", where=where)
+    return spec
+
+
+def in_docstring(text: str) -> str:
+    """The text as part of a docstring: names of a stranger's devices must not end it."""
+    return text.replace("\\", "/").replace('"', "'")
 
 
 COLUMNS = ("op", "module", "group", "device", "op_time_s")

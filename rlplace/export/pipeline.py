@@ -20,13 +20,20 @@ from numpy.typing import NDArray
 
 from rlplace import __version__
 from rlplace.errors import InvalidValue, UserError
-from rlplace.export.formats import CapturedRun, Exported, ExportFormat, ExportRequest, rank_devices
+from rlplace.export.formats import (
+    CapturedRun,
+    Exported,
+    ExportFormat,
+    ExportRequest,
+    in_docstring,
+    rank_devices,
+    trained_by,
+)
 from rlplace.export.stages import PARTS, WholeStep, name_in_model, split_step
 from rlplace.graphs import FORWARD, Grouping, OpGraph
 from rlplace.graphs.capturing.capture import as_call
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.micro_batching.slices import plan_slices
-from rlplace.graphs.optimizers import resolve_optimizer
 from rlplace.graphs.program import MicroBatches, Slicing
 from rlplace.measure import Device, Host, Problem, Simulator
 from rlplace.measure.costs.costs import Costs, CostSource, estimate_costs
@@ -197,13 +204,7 @@ def best_stages(
 
 def _usable(workload: Workload, host: Host) -> dict[int, str]:
     """Devices that a stage can have, with PyTorch's names of them."""
-    if workload.loss_fn is None or workload.optimizer is None:
-        raise InvalidValue(
-            "workload",
-            "an inference" if workload.loss_fn is None else "a step without an optimizer",
-            "a training step with an optimizer",
-            where=WHERE,
-        )
+    trained_by(workload, WHERE)
     found = rank_devices(host, WHERE)
     if len(found) < 2:
         raise InvalidValue(
@@ -461,8 +462,7 @@ def text_of(run: CapturedRun, plan: PipelinePlan) -> str:
         run: whose workload it is of.
         plan: of its pipeline.
     """
-    spec = resolve_optimizer(run.workload.optimizer)
-    assert spec is not None  # a plan is of a step with one
+    spec = trained_by(run.workload, WHERE)
     optimizer, names = OPTIMIZERS[spec.name]
     sums_losses = plan.micro.weights[0] == 1.0
     return _TEMPLATE.format(
@@ -470,8 +470,7 @@ def text_of(run: CapturedRun, plan: PipelinePlan) -> str:
         version=__version__,
         num_stages=len(plan.stages),
         num_micro_batches=plan.num_micro_batches,
-        # names of a stranger's devices must not end the docstring
-        expected="\n".join(said(plan)).replace("\\", "/").replace('"', "'"),
+        expected=in_docstring("\n".join(said(plan))),
         schedule=SCHEDULES[plan.schedule],
         begins=tuple(stage.begin for stage in plan.stages[1:]),
         devices=tuple(stage.place for stage in plan.stages),

@@ -1,39 +1,24 @@
-"""`Arguments`: the arguments of a placed step, compared with those of its capture.
-
-`HeldConstants`: a graph's constants, which the user may change between steps.
-"""
+"""`Arguments`: the arguments of a placed step, compared with those of its capture."""
 
 from __future__ import annotations
 
-import dis
 import inspect
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
-from types import CellType, EllipsisType, FunctionType
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import InvalidValue, UserError
 from rlplace.graphs import OpGraph
 from rlplace.graphs.capturing.capture import as_targets, has_numbers
-from rlplace.graphs.capturing.constants import memory, places_of
-from rlplace.graphs.capturing.untouched import modules_of_loss
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Origin
-from rlplace.measure import Plan
-from rlplace.measure.execute.residents import Residents
 from rlplace.records import Described
 
-MOST_ENTRIES = 10_000
-"""Entries of a list or dict that are looked at for constants."""
 MOST_SHOWN = 200
 """Characters of a call in a message."""
 
@@ -280,217 +265,6 @@ def _agree(value: object, captured: object) -> bool:
         return value is captured or (type(value) is type(captured) and bool(value == captured))
     except (RuntimeError, TypeError, ValueError):  # it cannot be compared, or not to a truth
         return False
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where something is kept.
-
-    Attributes:
-        name: for messages.
-        holder: the attributes of a module, a list or a dict, the globals of a function, or a variable of its closure.
-        key: of the entry.
-        value: at the capture.
-        owner: the module whose attributes are the holder.
-        around: places of the collections and modules on the way there.
-    """
-
-    name: str
-    holder: Any
-    key: Any
-    value: object
-    owner: object = None
-    around: tuple[_Place, ...] = ()
-
-    @property
-    def now(self) -> object:
-        """The value that is there now; None where nothing is."""
-        try:
-            return self.holder.cell_contents if isinstance(self.holder, CellType) else self.holder[self.key]
-        except (KeyError, IndexError, ValueError):
-            return None
-
-    def is_cache(self) -> bool:
-        """Whether methods of the owner set it: it may then be for inputs of another shape, as a mask made once is."""
-        functions = [each for kind in type(self.owner).__mro__ for each in vars(kind).items()]
-        return any(
-            step.opname == "STORE_ATTR" and step.argval == self.key
-            for name, each in functions
-            if name != "__init__" and isinstance(each, FunctionType) and not each.__module__.startswith("torch.")
-            for step in dis.get_instructions(each)
-        )
-
-
-@dataclass
-class _Held:
-    """A constant of the graph, and the tensor of the user that it shows."""
-
-    op: int
-    device: int
-    tensor: torch.Tensor
-    places: list[_Place]
-    address: tuple[int, int]
-
-
-class HeldConstants:
-    """The constants of one graph: a teacher in the loss, weights of classes, tensors in plain attributes.
-
-    Where they stay in the memory of the CPU they are the user's own tensors, so every step sees their current values. A
-    copy on a GPU is renewed once its tensor was changed in place, and so is any constant that was given other memory
-    (`tensor.data = ...`), or whose attribute, or entry of a list or a dict, was given another tensor that is laid out
-    alike. A change that cannot be followed is refused: another collection or module in the place of one that held a
-        constant.
-
-    Args:
-        graph: with its program.
-        plan: where the constants are.
-        residents: of the graph.
-        model: whose attributes are followed, where it is a copy of the one that was captured.
-        held: the devices whose constants are followed; all by default.
-    """
-
-    def __init__(
-        self,
-        graph: OpGraph,
-        plan: Plan,
-        residents: Residents,
-        model: nn.Module | None = None,
-        *,
-        held: Collection[int] | None = None,
-    ) -> None:
-        program, self._residents = require_program(graph), residents
-        places: dict[object, list[_Place]] = defaultdict(list)
-        for place in _places(program.origin.model, program.origin.loss_fn, model):
-            if isinstance(place.value, torch.Tensor):
-                places[memory(place.value)].append(place)
-        self._folded = [(each, places[memory(each.tensor)]) for each in program.folded]
-        self._all = [
-            _Held(op, int(plan.devices[op]), source.held, places[memory(source.held)], _address(source.held))
-            for op, source in program.sources.items()
-            if source.held is not None and not isinstance(source.held, FakeTensor)
-            if held is None or int(plan.devices[op]) in held
-        ]
-        found = chain(*(each.places for each in self._all), *(each for _, each in self._folded))
-        self._around = list({(id(each.holder), each.key): each for place in found for each in place.around}.values())
-
-    @property
-    def now(self) -> dict[int, torch.Tensor]:
-        """The constants by their ops, as the user holds them now."""
-        return {each.op: each.tensor for each in self._all}
-
-    def tensors(self, ops: set[int]) -> list[torch.Tensor]:
-        """The constants among `ops`, as the user holds them."""
-        return [each.tensor for each in self._all if each.op in ops]
-
-    def follow(self) -> bool:
-        """Takes over changes since the last time; whether the code of the step must be bound anew.
-
-        Raises:
-            InvalidValue: a tensor was changed that the capture read as a number; or one, or its holder, was replaced by
-                an object that the graph cannot take.
-        """
-        for place in self._around:
-            if place.now is not place.value:
-                raise _replaced(place, "what was captured: it holds constants of the graph")
-        for folded, places in self._folded:
-            if folded.tensor._version != folded.version or not all(
-                place.now is folded.tensor or _are_equal(place.now, folded.tensor) for place in places
-            ):
-                raise InvalidValue(
-                    folded.name,
-                    "changed since the capture",
-                    "the values that it had then",
-                    where="placed step",
-                    hint="The capture read them as numbers (`.item()`, `float(...)`): use the tensor itself in the "
-                    "model or the loss, or capture again.",
-                )
-        is_moved = False
-        for each in self._all:
-            now = each.tensor
-            for place in each.places:
-                if _shows(other := place.now, now):
-                    continue
-                if not isinstance(other, torch.Tensor) or layout(other) != layout(now):
-                    if place.is_cache():
-                        continue
-                    raise _replaced(
-                        place, f"a tensor of {str(now.dtype).removeprefix('torch.')} {tuple(now.shape)}, as captured"
-                    )
-                if any(not _shows(another.now, other) for another in each.places):
-                    raise _replaced(place, "the tensor that is in its other places, too")
-                now = other
-            address = _address(now)
-            if now is each.tensor and address == each.address:
-                continue
-            if not self._residents.is_own(each.op, each.device):
-                self._residents.set_tensor(each.op, each.device, now.detach())
-            elif address[0] != each.address[0]:
-                self._residents.adopt(each.op, each.device, now.detach())
-                is_moved = True
-            each.tensor, each.address = now, address
-        return is_moved
-
-
-def _replaced(place: _Place, expected: str) -> InvalidValue:
-    hint = "Write new values in place (`copy_`, `load_state_dict`), or capture again."
-    return InvalidValue(place.name, "replaced since the capture", expected, where="placed step", hint=hint)
-
-
-def _places(model: nn.Module, loss_fn: Any, copied: nn.Module | None) -> Iterator[_Place]:
-    """Places of tensors in modules, and in their lists and dicts; those of a copy in the place of the model's own."""
-    copies = {} if copied is None else dict(copied.named_modules())
-    for path, module in model.named_modules():
-        followed = copies.get(path, module)
-        yield from _filled(path, own_entries(vars(module)), followed.__dict__, (), followed)
-    around: dict[int, tuple[_Place, ...]] = {}
-    for place in _named_by(loss_fn):
-        around.setdefault(id(place.value), (place,))
-        if isinstance(place.value, (list, dict)):
-            yield from _filled(place.name, place.value, place.value, (place,), None)
-    for path, module in modules_of_loss(model, loss_fn):
-        above = around.get(id(module), ())
-        for name, child in module._modules.items():
-            around[id(child)] = (*above, _Place(f"{path}.{name}".strip("."), module._modules, name, child))
-        for holder in (module._parameters, module._buffers, module.__dict__):
-            yield from _filled(path, own_entries(holder), holder, above, module)
-
-
-def own_entries(holder: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes of a module, or entries of a registry of it, that are no registry themselves."""
-    return {key: value for key, value in holder.items() if key not in ("_parameters", "_buffers", "_modules")}
-
-
-def _named_by(loss_fn: Any) -> Iterator[_Place]:
-    """Objects that a loss function names in its globals and closures."""
-    for name, holder, key in places_of(loss_fn) if isinstance(loss_fn, FunctionType) else ():
-        place = _Place(name, holder, key, None)
-        yield replace(place, value=place.now)
-
-
-def _filled(name: str, own: Any, followed: Any, around: tuple[_Place, ...], owner: object) -> Iterator[_Place]:
-    for key, value in own.items() if isinstance(own, dict) else enumerate(own):
-        below = f"{name}.{key}".strip(".") if owner is not None else f"{name}[{key!r}]"
-        place = _Place(below, followed, key, value, owner, around)
-        now = place.now
-        if isinstance(value, torch.Tensor):
-            if owner is not None or isinstance(now, torch.Tensor):
-                yield place
-        elif isinstance(value, (list, tuple, dict)) and type(now) is type(value) and len(value) <= MOST_ENTRIES:
-            yield from _filled(below, value, now, (*around, _Place(below, followed, key, now)), None)
-
-
-def _are_equal(found: object, tensor: torch.Tensor) -> bool:
-    return isinstance(found, torch.Tensor) and layout(found) == layout(tensor) and torch.equal(found, tensor)
-
-
-def _shows(found: object, tensor: torch.Tensor) -> bool:
-    """Whether `found` is the tensor, or a view of the same memory with the same layout."""
-    return found is tensor or (isinstance(found, torch.Tensor) and memory(found) == memory(tensor))
-
-
-def _address(tensor: torch.Tensor) -> tuple[int, int]:
-    """Where its memory begins, and the count of writes to it."""
-    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
 
 
 def layout(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...], torch.device]:

@@ -406,6 +406,31 @@ class _Kept:
             add(before)
 
 
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """An entry of a module, an object, a collection, or of the variables that a function reads.
+
+    Attributes:
+        name: as of a `Change`.
+        holder: what it is an entry of.
+        key: of it there; its position in a list.
+        before: its value when the state was read.
+    """
+
+    name: str
+    holder: _Kept
+    key: Any
+    before: object
+
+    @property
+    def now(self) -> object:
+        """Its value now; None where it is gone."""
+        now = self.holder.now
+        if isinstance(now, dict):
+            return now.get(self.key)
+        return now[self.key] if self.key < len(now) else None
+
+
 class _Stream:
     """A generator of numbers, or an iterator, as it is now: it gives something else after each draw.
 
@@ -517,11 +542,11 @@ class PythonState:
                     left.append((below, each, is_module and key in _REGISTRIES))
 
     def _entered(self, name: str, value: object) -> tuple[Any, bool]:
-        """As `_collection` has it; what else belongs to the value is added to those that are left."""
+        """As `collection_of` has it; what else belongs to the value is added to those that are left."""
         if self._has_closures and isinstance(value, (FunctionType, MethodType)) and value not in self._entered_once:
             self._entered_once.add(value)  # a function may hold itself
             self._left.extend((name, each, False) for each in _held_by(value))
-        return (value, True) if isinstance(value, type) and value in self._kinds else _collection(value)
+        return (value, True) if isinstance(value, type) and value in self._kinds else collection_of(value)
 
     @property
     def names(self) -> set[str]:
@@ -607,6 +632,11 @@ class ReadState(PythonState):
         self._collections = [each.values() if hasattr(each, "values") else each for each in held]
         self.accept()
 
+    def entries(self) -> Iterator[Entry]:
+        """All of its entries, as they are now."""
+        for holder in self._kept.values():
+            yield from (Entry(holder.below(key), holder, key, value) for key, value in holder.items)
+
     def accept(self) -> None:
         """`is_same` compares with the state of now."""
         self._empty = [each for each in self._collections if not each]  # most are: 11 of the hooks of every module
@@ -639,7 +669,7 @@ class ReadState(PythonState):
         ]
 
     def _entered(self, name: str, value: object) -> tuple[Any, bool]:
-        owner, has_attributes = _collection(value)
+        owner, has_attributes = collection_of(value)
         more: list[Any] = own_classes([value]) if has_attributes else []
         if isinstance(value, _WRAPPERS):
             more = [getattr(value, each, None) for each in _WRAPPED]
@@ -660,7 +690,7 @@ def _attributes(kind: type) -> dict[str, Any]:
     return {key: value for key, value in vars(kind).items() if not key.startswith(("__", "_abc"))}
 
 
-def _collection(value: object) -> tuple[Any, bool]:
+def collection_of(value: object) -> tuple[Any, bool]:
     """The part of a value that can be changed, and whether that is its attributes; None where nothing can, or is known
     of it."""
     if isinstance(value, nn.Module):
