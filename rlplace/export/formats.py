@@ -454,6 +454,7 @@ def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int
             where="export check",
             hint="Capture it without autocast to check it: what is placed and what runs where is the same.",
         )
+    # The same step, captured in float64: types by default and by name are float64 where they were float32.
     model, loss_fn = copy.deepcopy(origin.model).double(), origin.loss_fn
     if isinstance(loss_fn, LossByName) and isinstance(loss_fn.func, nn.Module):
         loss_fn = LossByName(copy.deepcopy(loss_fn.func).double(), loss_fn.names)
@@ -477,6 +478,7 @@ def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int
             where="export check",
             hint="Autocast inside of `forward`, and casts to a type by its name, do: turn them off to check.",
         )
+    # Both run step after step from the same start, and plain PyTorch draws what the placed step draws.
     labels = {"targets": origin.as_given(targets)} if targets else {}
     drawing = [op for ops in require_program(double).draws.values() for op in ops]
     loss_difference = 0.0

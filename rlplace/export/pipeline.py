@@ -141,6 +141,7 @@ def best_stages(
         InvalidValue: it is no training step with an optimizer, the host has one device or is not here, the batch or
             the loss cannot be cut, `torch.distributed.pipelining` cannot split the model, or nothing fits into memory.
     """
+    # Numbers of micro-batches that cut the batch evenly, and modules that a stage may begin with.
     usable = _usable(workload, host)
     check_present(host)
     dims = workload.batch_dims if asked.batch_dims is None else asked.batch_dims
@@ -167,6 +168,7 @@ def best_stages(
             where=WHERE,
             hint="A recurrent model that is unrolled runs the same modules at every step.",
         )
+    # The best pipeline of each number by the simulator, then the best of these, once PyTorch has split a copy so.
     is_accumulated = "accumulated" in (asked.loss, workload.loss if asked.loss == "auto" else "")
     cut = CutOptions(counts[0], asked.batch_dims, "accumulated" if is_accumulated else "separate")
     candidates_by_s: dict[float, tuple[OpGraph, CostSource, list[str], BoundedPipeline]] = {}

@@ -28,8 +28,7 @@ from torch.utils import _pytree as pytree
 from rlplace import cuda
 from rlplace.errors import CaptureError, FingerprintMismatch, InvalidValue, RunnerError
 from rlplace.export.placed.model_state import PlacedState
-from rlplace.export.placed.python_state import FollowedState
-from rlplace.export.placed.step_arguments import Index, InputCutter
+from rlplace.export.placed.step_arguments import FollowedState, Index, InputCutter
 from rlplace.graphs import OpGraph, capture
 from rlplace.graphs.capturing.capture import capture_step, checked
 from rlplace.graphs.interpreter import require_program

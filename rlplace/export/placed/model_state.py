@@ -41,12 +41,7 @@ _NOT_AS_CAPTURED = (
         "False, as captured",
         "Capture the model while it requires one; with gradients out, it may change at any time.",
     ),
-    (
-        "requires_grad",
-        False,
-        "True, as captured",
-        f"{_OUT}, or capture the model with this parameter frozen.",
-    ),
+    ("requires_grad", False, "True, as captured", f"{_OUT}, or capture the model with this parameter frozen."),
     ("hooks", "set", "none", f"{_OUT}, or register hooks with the model before it is captured."),
 )
 """Changes of a parameter that a step cannot follow: property, actual value, expected value, and the way out."""
@@ -257,11 +252,7 @@ class PlacedState:
             if wants == self._is_trained[name] and not has_hooks(parameter):  # at every step: the usual case first
                 continue
             updated = is_updating and not self._updates.keys().isdisjoint(self._keys[name])
-            wrong = (
-                wants and not self._is_trained[name],
-                updated and not wants,
-                updated and has_hooks(parameter),
-            )
+            wrong = (wants and not self._is_trained[name], updated and not wants, updated and has_hooks(parameter))
             if any(wrong):
                 what, actual, expected, hint = _NOT_AS_CAPTURED[wrong.index(True)]
                 raise InvalidValue(f"{what} of {name}", actual, expected, where="placed step", hint=hint)

@@ -25,8 +25,7 @@ from torch.utils import _pytree as pytree
 from rlplace import cuda
 from rlplace.errors import InvalidValue, RunnerError, UserError, check_known
 from rlplace.export.placed.graphs import Flags, carried_plan, host_of
-from rlplace.export.placed.python_state import FollowedState
-from rlplace.export.placed.step_arguments import InputCutter, check_data, layout
+from rlplace.export.placed.step_arguments import FollowedState, InputCutter, check_data, layout
 from rlplace.graphs import BACKWARD, OpGraph
 from rlplace.graphs.capturing.capture import CapturedModule, capture_module
 from rlplace.graphs.capturing.portable import original_of
