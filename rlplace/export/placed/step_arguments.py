@@ -27,7 +27,7 @@ from rlplace.graphs import OpGraph
 from rlplace.graphs.capturing.capture import as_targets, has_numbers
 from rlplace.graphs.capturing.constants import memory
 from rlplace.graphs.capturing.trace import kept_traces
-from rlplace.graphs.capturing.untouched import Change, Entry, ReadState, collection_of, modules_of_loss
+from rlplace.graphs.capturing.untouched import Change, Kept, ReadState, collection_of, modules_of_loss
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Origin
 from rlplace.measure import Plan
@@ -292,6 +292,31 @@ def layout(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], tuple[in
     return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device
 
 
+@dataclass(frozen=True, eq=False)
+class _Entry:
+    """An entry of a module, an object, a collection, or of the variables that a function reads.
+
+    Attributes:
+        name: as of a `Change`.
+        holder: what it is an entry of.
+        key: of it there; its position in a list.
+        before: its value when the state was read.
+    """
+
+    name: str
+    holder: Kept
+    key: Any
+    before: object
+
+    @property
+    def now(self) -> object:
+        """Its value now; None where it is gone."""
+        now = self.holder.now
+        if isinstance(now, dict):
+            return now.get(self.key)
+        return now[self.key] if self.key < len(now) else None
+
+
 @dataclass
 class _Constant:
     """A constant of the graph.
@@ -304,7 +329,7 @@ class _Constant:
     """
 
     device: int
-    entries: list[Entry]
+    entries: list[_Entry]
     tensor: torch.Tensor
     address: tuple[int, int]
 
@@ -344,9 +369,10 @@ class FollowedState:
         modules = (*origin.model.named_modules(), *modules_of_loss(origin.model, origin.loss_fn))
         self._kinds = {path: type(module) for path, module in modules}
         # Entries that hold a tensor, and tuples that do, by its memory; and entries that hold a collection or a module.
-        entries, tuples = (defaultdict[object, list[Entry]](list) for _ in range(2))
-        holders = defaultdict[int, list[Entry]](list)
-        for entry in () if self._read is None else self._read.entries():
+        entries, tuples = (defaultdict[object, list[_Entry]](list) for _ in range(2))
+        holders = defaultdict[int, list[_Entry]](list)
+        kept = () if self._read is None else self._read.kept.values()
+        for entry in (_Entry(each.below(key), each, key, value) for each in kept for key, value in each.items):
             for value in _with_items(entry.before):
                 owner, _ = collection_of(value)
                 holders[id(value if owner is None else owner)].append(entry)
@@ -434,7 +460,7 @@ class FollowedState:
             now = other
         return now
 
-    def _is_cache(self, entry: Entry) -> bool:
+    def _is_cache(self, entry: _Entry) -> bool:
         """Whether methods of its module set it: it may then be for inputs of another shape, as a mask made once is."""
         kind = self._kinds.get(entry.holder.name, object) if isinstance(entry.holder.owner, dict) else object
         functions = [each for base in kind.__mro__ for each in vars(base).items()]
@@ -510,7 +536,7 @@ def _with_items(value: object) -> Iterator[object]:
         yield from _with_items(item)
 
 
-def _replaced(entry: Entry, expected: str) -> InvalidValue:
+def _replaced(entry: _Entry, expected: str) -> InvalidValue:
     hint = "Write new values in place (`copy_`, `load_state_dict`), or capture again."
     return InvalidValue(entry.name, "replaced since the capture", expected, where="placed step", hint=hint)
 
