@@ -15,11 +15,18 @@ from torch import nn
 
 from rlplace import __version__
 from rlplace.errors import refuse_if
-from rlplace.export.formats import CapturedRun, Exported, ExportFormat, ExportRequest, rank_devices
+from rlplace.export.formats import (
+    CapturedRun,
+    Exported,
+    ExportFormat,
+    ExportRequest,
+    in_docstring,
+    rank_devices,
+    trained_by,
+)
 from rlplace.export.pipeline import OPTIMIZERS
 from rlplace.graphs import FORWARD, OpGraph, SplitPlan
 from rlplace.graphs.interpreter import require_program
-from rlplace.graphs.optimizers import resolve_optimizer
 from rlplace.graphs.program import OptimizerSpec, Shard
 from rlplace.say import clean, say
 from rlplace.session.prepare import capture_workload
@@ -213,13 +220,10 @@ def dtensor_script(request: ExportRequest) -> Exported:
         UserError: the run's step cannot be captured again, does not train, or is not split as `parallelize_module` can.
     """
     run, asked, cut = CapturedRun.of(request), request.session.request, request.session.cut[1]
-    graph, host, spec, split = run.graph, run.host, resolve_optimizer(run.workload.optimizer), cut.plan
-    is_step = run.workload.loss_fn is not None and spec is not None
-    refuse_if(not is_step, "workload", request.spec, "a training step with an optimizer", where=WHERE)
+    graph, host, spec, split = run.graph, run.host, trained_by(run.workload, WHERE), cut.plan
     classes = tuple(name for name in split.classes if name in CLASSES) if split is not None else ()
     hint = "Train with `--split attention,mlp`. `--format torchrun` runs any split."
     refuse_if(not classes, "split", cut.split, f"some of {','.join(CLASSES)}", where=WHERE, hint=hint)
-    assert spec is not None
     assert split is not None
     refuse_if(len(set(split.shares)) > 1, "split_parts", cut.split_parts, "even shares, as of a DTensor", where=WHERE)
     count = graph.num_micro_batches
@@ -242,15 +246,7 @@ def dtensor_script(request: ExportRequest) -> Exported:
 def _team(
     request: ExportRequest, run: CapturedRun, num_shards: int, places: list[int], hint: str
 ) -> tuple[list[int], float]:
-    """The devices of the ranks, and the part of the time of shards that the placement has elsewhere.
-
-    Args:
-        request: of the export.
-        run: whose step is split into even shards.
-        num_shards: one for each rank.
-        places: devices that each have a process.
-        hint: what to do where one machine has fewer of these.
-    """
+    """The devices of the ranks, and the part of the time of shards that the placement has elsewhere."""
     graph, host, devices = run.graph, run.host, request.placement.devices
     members = graph.shard >= 0
     modules, module = np.unique(graph.modules, return_inverse=True)
@@ -287,8 +283,7 @@ def _text(
         workload=request.spec,
         num_ranks=len(places),
         version=__version__,
-        # names of a stranger's devices must not end the docstring
-        expected="\n".join(lines).replace("\\", "/").replace('"', "'"),
+        expected=in_docstring("\n".join(lines)),
         devices=tuple(places),
         styles="".join(f"\n    {path!r}: {style}," for path, style in styles.items()),
         size=asked.default_size,

@@ -38,9 +38,10 @@ from rlplace.errors import InvalidValue
 from rlplace.export.placed.graphs import matching_host
 from rlplace.export.placed.placed_model import PlacedModel
 from rlplace.files import write_text_atomic
-from rlplace.graphs import Grouping, OpGraph
+from rlplace.graphs import Grouping, OpGraph, OptimizerSpec
 from rlplace.graphs.capturing.capture import capture_step
 from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.optimizers import resolve_optimizer
 from rlplace.graphs.program import LossByName, Origin, opened, tensors_in
 from rlplace.graphs.random_streams import DrawKey, Streams
 from rlplace.measure import Host, Placement, Plan, Problem, resolve_host
@@ -187,6 +188,24 @@ def rank_devices(host: Host, where: str) -> dict[int, str]:
     nodes = [names[index].rpartition("/")[0] for index in gpus]
     of_gpu = {index: f"cuda:{nodes[:rank].count(nodes[rank])}" for rank, index in enumerate(gpus)}
     return of_gpu or dict.fromkeys(plain, "cpu")
+
+
+def trained_by(workload: Workload, where: str) -> OptimizerSpec:
+    """The optimizer of a workload that trains.
+
+    Raises:
+        InvalidValue: it is an inference, or has no optimizer.
+    """
+    spec = resolve_optimizer(workload.optimizer)
+    if workload.loss_fn is None or spec is None:
+        found = "an inference" if workload.loss_fn is None else "a step without an optimizer"
+        raise InvalidValue("workload", found, "a training step with an optimizer", where=where)
+    return spec
+
+
+def in_docstring(text: str) -> str:
+    """The text as part of a docstring: names of a stranger's devices must not end it."""
+    return text.replace("\\", "/").replace('"', "'")
 
 
 COLUMNS = ("op", "module", "group", "device", "op_time_s")
@@ -435,6 +454,7 @@ def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int
             where="export check",
             hint="Capture it without autocast to check it: what is placed and what runs where is the same.",
         )
+    # The same step, captured in float64: types by default and by name are float64 where they were float32.
     model, loss_fn = copy.deepcopy(origin.model).double(), origin.loss_fn
     if isinstance(loss_fn, LossByName) and isinstance(loss_fn.func, nn.Module):
         loss_fn = LossByName(copy.deepcopy(loss_fn.func).double(), loss_fn.names)
@@ -458,6 +478,7 @@ def check_export(graph: OpGraph, host: Host | str, plan: Plan, *, num_steps: int
             where="export check",
             hint="Autocast inside of `forward`, and casts to a type by its name, do: turn them off to check.",
         )
+    # Both run step after step from the same start, and plain PyTorch draws what the placed step draws.
     labels = {"targets": origin.as_given(targets)} if targets else {}
     drawing = [op for ops in require_program(double).draws.values() for op in ops]
     loss_difference = 0.0

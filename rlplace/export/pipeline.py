@@ -20,13 +20,20 @@ from numpy.typing import NDArray
 
 from rlplace import __version__
 from rlplace.errors import InvalidValue, UserError
-from rlplace.export.formats import CapturedRun, Exported, ExportFormat, ExportRequest, rank_devices
+from rlplace.export.formats import (
+    CapturedRun,
+    Exported,
+    ExportFormat,
+    ExportRequest,
+    in_docstring,
+    rank_devices,
+    trained_by,
+)
 from rlplace.export.stages import PARTS, WholeStep, name_in_model, split_step
 from rlplace.graphs import FORWARD, Grouping, OpGraph
 from rlplace.graphs.capturing.capture import as_call
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.micro_batching.slices import plan_slices
-from rlplace.graphs.optimizers import resolve_optimizer
 from rlplace.graphs.program import MicroBatches, Slicing
 from rlplace.measure import Device, Host, Problem, Simulator
 from rlplace.measure.costs.costs import Costs, CostSource, estimate_costs
@@ -134,6 +141,7 @@ def best_stages(
         InvalidValue: it is no training step with an optimizer, the host has one device or is not here, the batch or
             the loss cannot be cut, `torch.distributed.pipelining` cannot split the model, or nothing fits into memory.
     """
+    # Numbers of micro-batches that cut the batch evenly, and modules that a stage may begin with.
     usable = _usable(workload, host)
     check_present(host)
     dims = workload.batch_dims if asked.batch_dims is None else asked.batch_dims
@@ -160,6 +168,7 @@ def best_stages(
             where=WHERE,
             hint="A recurrent model that is unrolled runs the same modules at every step.",
         )
+    # The best pipeline of each number by the simulator, then the best of these, once PyTorch has split a copy so.
     is_accumulated = "accumulated" in (asked.loss, workload.loss if asked.loss == "auto" else "")
     cut = CutOptions(counts[0], asked.batch_dims, "accumulated" if is_accumulated else "separate")
     candidates_by_s: dict[float, tuple[OpGraph, CostSource, list[str], BoundedPipeline]] = {}
@@ -197,13 +206,7 @@ def best_stages(
 
 def _usable(workload: Workload, host: Host) -> dict[int, str]:
     """Devices that a stage can have, with PyTorch's names of them."""
-    if workload.loss_fn is None or workload.optimizer is None:
-        raise InvalidValue(
-            "workload",
-            "an inference" if workload.loss_fn is None else "a step without an optimizer",
-            "a training step with an optimizer",
-            where=WHERE,
-        )
+    trained_by(workload, WHERE)
     found = rank_devices(host, WHERE)
     if len(found) < 2:
         raise InvalidValue(
@@ -461,8 +464,7 @@ def text_of(run: CapturedRun, plan: PipelinePlan) -> str:
         run: whose workload it is of.
         plan: of its pipeline.
     """
-    spec = resolve_optimizer(run.workload.optimizer)
-    assert spec is not None  # a plan is of a step with one
+    spec = trained_by(run.workload, WHERE)
     optimizer, names = OPTIMIZERS[spec.name]
     sums_losses = plan.micro.weights[0] == 1.0
     return _TEMPLATE.format(
@@ -470,8 +472,7 @@ def text_of(run: CapturedRun, plan: PipelinePlan) -> str:
         version=__version__,
         num_stages=len(plan.stages),
         num_micro_batches=plan.num_micro_batches,
-        # names of a stranger's devices must not end the docstring
-        expected="\n".join(said(plan)).replace("\\", "/").replace('"', "'"),
+        expected=in_docstring("\n".join(said(plan))),
         schedule=SCHEDULES[plan.schedule],
         begins=tuple(stage.begin for stage in plan.stages[1:]),
         devices=tuple(stage.place for stage in plan.stages),

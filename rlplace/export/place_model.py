@@ -97,6 +97,7 @@ def place(
         FingerprintMismatch: the placement in `path` was made for another graph or host.
         InvalidValue: the placement in `path` violates the constraints.
     """
+    # All that is refused is refused before anything is captured or measured.
     config = TrainConfig(budget_s=budget_s, total_s=budget_s, seed=seed, is_traced=trace)  # refused before all else
     plan = None if split == AUTO else split
     refuse_if(
@@ -122,6 +123,7 @@ def place(
         cut: dict[str, Any] = {} if count == 1 else {"micro_batches": count, "batch_dims": batch_dims, "loss": loss}
         return check_exact(step(**cut), asked)
 
+    # A placement that was found before is compared with what is captured now, and used as it is.
     if file is not None and file.exists():
         placement = load_placement(file)
         count = 1 if placement.cut is None else placement.cut.count
@@ -133,6 +135,7 @@ def place(
         step_s = None if verdict is None else verdict.step_s
         return PlacedModel(graph, where, placement.plan, seed=seed, op_order=op_order, step_time_s=step_s)
 
+    # Else one is searched: captured and profiled for each number of micro-batches, then trained in what time is left.
     begin_s = time.monotonic()
     profiled_s = begin_s + PROFILING_SHARE * budget_s
 

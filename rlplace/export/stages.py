@@ -182,12 +182,14 @@ def hand_on(traced: fx.GraphModule) -> fx.GraphModule:
         stage_of[made] = stage
         return made
 
+    # Inputs go into the first stage, each as a copy of its own, so that later ones may be handed it.
     outside, place = {"": ("", "")}, begins[0]
     for value in [node for node in graph.nodes if node.op == "placeholder"]:  # all go into the first stage, in order
         readers = list(value.users)
         place = copied(value, place, 0, outside)
         for reader in readers:
             reader.replace_input_with(value, place)
+    # Whatever a later stage reads is copied from stage to stage up to the last that does.
     for value, stage in [(node, stage) for node, stage in stage_of.items() if node.op == "call_function"]:
         readers, handed = [reader for reader in value.users if reader.op != "output"], value
         last = max((stage_of[reader] for reader in readers), default=stage)

@@ -9,7 +9,7 @@ from collections import Counter
 
 from rlplace import __version__
 from rlplace.errors import InvalidValue
-from rlplace.export.formats import ExportFormat, ExportRequest, rank_devices
+from rlplace.export.formats import ExportFormat, ExportRequest, in_docstring, rank_devices, trained_by
 from rlplace.say import clean, say
 from rlplace.workloads import build_for
 
@@ -96,10 +96,7 @@ def torchrun_script(request: ExportRequest) -> str:
     """
     session, placement, host = request.session, request.placement, request.session.host
     asked = session.request
-    workload = build_for(request.spec, host, asked.workload_seed)
-    if workload.loss_fn is None or workload.optimizer is None:
-        found = "an inference" if workload.loss_fn is None else "a step without an optimizer"
-        raise InvalidValue("workload", found, "a training step with an optimizer", where=WHERE)
+    trained_by(build_for(request.spec, host, asked.workload_seed), WHERE)
     ranks = list(rank_devices(host, WHERE))
     used = sorted({*placement.devices.tolist(), *placement.plan.transfer_destination.tolist()})
     if ranks != list(range(len(ranks))) or not set(used) <= set(ranks):
@@ -119,8 +116,7 @@ def torchrun_script(request: ExportRequest) -> str:
         workload=request.spec,
         version=__version__,
         num_ranks=len(ranks),
-        # names of a stranger's devices must not end the docstring
-        names=", ".join(host.devices[index].name for index in ranks).replace("\\", "/").replace('"', "'"),
+        names=in_docstring(", ".join(host.devices[index].name for index in ranks)),
         size=asked.default_size,
         seed=asked.workload_seed,
         cut="".join(f",\n        {each}" for each in options) + ",\n    " * bool(options),

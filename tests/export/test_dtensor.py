@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from rlplace.session.setup import WHOLE, CutOptions
 from rlplace.workloads import build
 
 TESTS = str(Path(__file__).resolve().parents[1])
+WORK_NAME = "a_split_work"
 WORK = """
 import sys
 sys.path.insert(0, {tests!r})
@@ -130,14 +130,6 @@ def test_layers_of_gpt2_are_no_linear_ones_and_its_tied_vocabulary_is_split() ->
     layers = [f"{block}.attn.c_attn", f"{block}.attn.c_proj", f"{block}.mlp.c_fc", f"{block}.mlp.c_proj"]
     assert left.keys() == {f"{layer}.weight" for layer in layers} | {f"{layer}.bias" for layer in layers[::2]}
     assert set(left.values()) == {"no style for this split of Conv1D"}
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "a_split_work.py").write_text(WORK.format(tests=TESTS), encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    return tmp_path
 
 
 def step(split: SplitPlan | None, num_heads: int | None = None, **cut: Any) -> OpGraph:

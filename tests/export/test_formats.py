@@ -199,19 +199,17 @@ def other():
 
 
 def test_another_workload_is_refused_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "a_users_work.py").write_text(USERS, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (folder / "a_users_work.py").write_text(USERS, encoding="utf-8")
     graph = capture(nn.Linear(4, 2), torch.ones(3, 4), lambda y: y.sum(), "sgd")
     zeros = np.zeros(graph.num_ops, dtype=np.int32)
-    folder = placed_run(tmp_path / "run", "a_users_work:work", graph, core_host(1), zeros)
-    assert main(["export", str(folder.root), "--workload", "a_users_work:other"]) == 2
+    run = placed_run(folder / "run", "a_users_work:work", graph, core_host(1), zeros)
+    assert main(["export", str(run.root), "--workload", "a_users_work:other"]) == 2
     assert f"its graph fingerprint is {graph.fingerprint}" in capsys.readouterr().err
-    assert not folder.path("step.py").exists()
-    assert main(["export", str(folder.root), "--workload", "a_users_work:work"]) == 0
-    assert folder.path("step.py").is_file()
+    assert not run.path("step.py").exists()
+    assert main(["export", str(run.root), "--workload", "a_users_work:work"]) == 0
+    assert run.path("step.py").is_file()
     sys.modules.pop("a_users_work", None)
 
 

@@ -26,6 +26,7 @@ from rlplace.session.session import Session
 from rlplace.session.setup import CutOptions
 from rlplace.workloads import build
 
+WORK_NAME = "a_pipelined_work"
 WORK = """
 import sys
 sys.path.insert(0, {tests!r})
@@ -51,15 +52,6 @@ def sequence_first():
     tokens, labels = sequences()
     return SequenceFirst(), tokens, sequences_loss, "sgd", labels
 """
-TESTS = str(Path(__file__).resolve().parents[1])
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "a_pipelined_work.py").write_text(WORK.format(tests=TESTS), encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    return tmp_path
 
 
 def seeded() -> Skipping:

@@ -15,62 +15,51 @@ import numpy as np
 import pytest
 import torch
 from loops import HOST, Classifier, assert_same_state, batches, captured, classifier, module_of, placement_of, twin
-from small_models import CASES, mean_square
+from small_models import CASES
 from torch import nn
+from torch.nn import functional
 
-import rlplace
 from rlplace import cuda
 from rlplace.errors import CaptureError, FingerprintMismatch, InvalidValue, UnknownName, UserError
-from rlplace.export import PlacedModule, matching_host, to_module
+from rlplace.export import PlacedModule, matching_host, to_module, to_step
 from rlplace.export.placed.placed_module import hf_device_map
 from rlplace.graphs import OpGraph, capture
-from rlplace.measure import Host, Placement, Problem, Simulator
+from rlplace.measure import Placement
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.problem import Plan
-from rlplace.search.rules import baselines
+
+Case = tuple[Classifier, OpGraph, Placement]
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.second = nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.Linear(8, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.second(torch.relu(self.norm(self.first(x))))
-        return out
+@pytest.fixture
+def case() -> Case:
+    """A model, its step, and a placement of it."""
+    model = classifier()
+    graph = captured(model, "adam")
+    return model, graph, placement_of(graph)
 
 
-@pytest.mark.parametrize("export", [rlplace.export.to_step, rlplace.export.to_module])
-def test_devices_of_ops_are_no_placement_yet(export: Callable[..., object]) -> None:
-    net = Net()
-    graph = capture(net, torch.randn(4, 6), mean_square, "sgd")
-    with pytest.raises(InvalidValue, match=r"of type ndarray.*Placement\.of\(problem, Simulator"):
-        export(net, graph, np.zeros(graph.num_ops, dtype=np.int32))
-
-
-@pytest.mark.parametrize("export", [rlplace.export.to_step, rlplace.export.to_module])
-def test_arguments_in_another_order_are_told(
-    export: Callable[..., object], placed: tuple[Net, torch.Tensor, OpGraph, Problem, Placement]
-) -> None:
-    model, _, graph, _, placement = placed
+@pytest.mark.parametrize("export", [to_step, to_module])
+def test_arguments_of_other_kinds_are_told(export: Callable[..., object], case: Case) -> None:
+    model, graph, placement = case
     for wrong, actual, expected in (
-        ((graph, model, placement), "OpGraph", "Module"),
-        ((model, placement, graph), "Placement", "OpGraph"),
-        ((placement, graph, model), "Placement", "Module"),
+        ((graph, model, placement), "OpGraph", r"Module.*\(model, graph, placement\)"),
+        ((model, placement, graph), "Placement", r"OpGraph.*\(model, graph, placement\)"),
+        ((placement, graph, model), "Placement", r"Module.*\(model, graph, placement\)"),
+        ((model, graph, np.zeros(graph.num_ops, dtype=np.int32)), "ndarray", r".*Placement\.of\(problem, Simulator"),
     ):
-        with pytest.raises(InvalidValue, match=rf"type {actual}.*type {expected}.*\(model, graph, placement\)"):
+        with pytest.raises(InvalidValue, match=rf"type {actual}.*{expected}"):
             export(*wrong)
 
 
-def test_habits_of_plain_loops_are_told_what_to_do_instead(
-    placed: tuple[Net, torch.Tensor, OpGraph, Problem, Placement], tmp_path: Path
-) -> None:
-    model, x, graph, problem, placement = placed
-    with rlplace.export.to_step(model, graph, placement, host=problem.host) as step:
+def test_habits_of_plain_loops_are_told_what_to_do_instead(case: Case, tmp_path: Path) -> None:
+    (x, labels), *_ = batches(1)
+    with to_step(*case, host=HOST) as step:
         for call in (step.train, step.eval):
             with pytest.raises(UserError, match=r"step\.evaluate\(x\).*to_module"):
                 call()
-        for loss in (step(x), step.backward(x), copy.deepcopy(step(x))):
+        losses = step(x, targets=labels), step.backward(x, targets=labels)
+        for loss in (*losses, copy.deepcopy(losses[0])):
             with pytest.raises(UserError, match=r"has run its backward already.*to_module"):
                 loss.backward()
         assert type(loss) is torch.Tensor
@@ -78,63 +67,43 @@ def test_habits_of_plain_loops_are_told_what_to_do_instead(
         assert torch.equal(torch.load(tmp_path / "loss.pt")["loss"], loss)
 
 
-@pytest.fixture(scope="module")
-def placed() -> tuple[Net, torch.Tensor, OpGraph, Problem, Placement]:
-    torch.manual_seed(0)
-    model, x = Net(), torch.randn(5, 6)
-    graph = capture(model, x, mean_square, "adam")
-    problem = Problem.profile(graph, Host.detect("cores"), num_groups=12)
-    devices = baselines.random(problem, np.random.default_rng(1))[0]
-    return model, x, graph, problem, Placement.of(problem, Simulator(problem).plan(devices), "random")
-
-
-def test_it_trains_for_many_steps_like_eager(placed: tuple[Net, torch.Tensor, OpGraph, Problem, Placement]) -> None:
-    model, _, graph, problem, placement = placed
-    eager = copy.deepcopy(model)
+def test_it_trains_for_many_steps_like_eager(case: Case) -> None:
+    model, graph, placement = case
+    eager, before = twin(model), twin(model).state_dict()
     optimizer = torch.optim.Adam(eager.parameters())
-    step = rlplace.export.to_step(model, graph, placement, host=problem.host)
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(20):
-        batch = torch.randn(5, 6, generator=generator)
-        loss = step(batch)
-        optimizer.zero_grad()
-        expected = mean_square(eager(batch))
-        expected.backward()
-        optimizer.step()
-        assert float(loss) == pytest.approx(expected.item(), rel=1e-4)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    for name, value in step.state_dict().items():
-        torch.testing.assert_close(value, eager.state_dict()[name], rtol=1e-3, atol=1e-4)
-        assert torch.equal(before[name], model.state_dict()[name]), "the user's own model was touched"
-    trained = copy.deepcopy(model)
-    step.copy_to(trained)
-    assert torch.equal(trained.first.weight, step.state_dict()["first.weight"])
-    step.close()
+    with to_step(model, graph, placement, host=HOST) as step:
+        for x, labels in batches(20):
+            loss = step(x, targets=labels)
+            optimizer.zero_grad()
+            expected = functional.cross_entropy(eager(x), labels)
+            expected.backward()
+            optimizer.step()
+            torch.testing.assert_close(loss, expected.detach())
+        assert_same_state(step.state_dict(), eager.state_dict(), 1e-8)
+        assert_same_state(dict(model.state_dict()), before, 0.0)  # the user's own
+        step.copy_to(model)
+        assert_same_state(dict(model.state_dict()), step.state_dict(), 0.0)
 
 
-def test_mistakes_with_a_placed_step(placed: tuple[Net, torch.Tensor, OpGraph, Problem, Placement]) -> None:
-    model, x, graph, problem, placement = placed
-    step = rlplace.export.to_step(model, graph, placement, host=problem.host, other_shapes="refuse")
-    with pytest.raises(InvalidValue, match="shapes that it was captured with"):
-        step(torch.randn(7, 6))
-    with pytest.raises(InvalidValue, match="inputs"):
-        step(x, x)
-    with pytest.raises(UnknownName, match=r"first\.weight"):
-        step.load_state_dict({"first.weigth": torch.zeros(8, 6)})
-    step.close()
-    other = capture(nn.Linear(6, 2), x, mean_square, "adam")
+def test_mistakes_with_a_placed_step(case: Case) -> None:
+    model, graph, placement = case
+    (x, labels), *_ = batches(1)
+    with to_step(model, graph, placement, host=HOST, other_shapes="refuse") as step:
+        with pytest.raises(InvalidValue, match="shapes that it was captured with"):
+            step(x[:3], targets=labels[:3])
+        with pytest.raises(InvalidValue, match="inputs"):
+            step(x, x, targets=labels)
+        with pytest.raises(UnknownName, match=r"first\.weight"):
+            step.load_state_dict({"first.weigth": torch.zeros(8, 6)})
     with pytest.raises(FingerprintMismatch, match=graph.fingerprint):
-        rlplace.export.to_step(model, other, placement, host=problem.host)
+        to_step(model, captured(nn.Linear(6, 3).double(), "adam"), placement, host=HOST)
 
 
 def test_placed_inference_returns_what_the_model_returns() -> None:
-    model, x = Net().eval(), torch.randn(3, 6)
+    model, ((x, _),) = classifier().eval(), batches(1)
     graph = capture(model, x)
-    problem = Problem.profile(graph, Host.detect("cores"), num_groups=4)
-    plan = Simulator(problem).plan(baselines.round_robin(problem))
-    step = rlplace.export.to_step(model, graph, Placement.of(problem, plan), host=problem.host)
-    torch.testing.assert_close(step(x), model(x).detach())
-    step.close()
+    with to_step(model, graph, placement_of(graph), host=HOST) as step:
+        torch.testing.assert_close(step(x), model(x).detach())
 
 
 @pytest.mark.parametrize(

@@ -140,19 +140,13 @@ def test_a_run_becomes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "cpu:1: 2 tables, 88 numbers" in said.err
 
 
-def test_a_model_without_tables_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "a_plain_model.py").write_text(
+def test_a_model_without_tables_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "a_plain_model.py").write_text(
         "import torch\ndef work():\n    torch.manual_seed(0)\n"
         "    return torch.nn.Linear(4, 2), torch.ones(3, 4), lambda y: y.sum(), 'sgd'\n"
     )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.dont_write_bytecode", True)
     graph = capture(nn.Linear(4, 2), torch.ones(3, 4), lambda y: y.sum(), "sgd")
-    run = placed_run(
-        tmp_path / "run", "a_plain_model:work", graph, core_host(2), np.zeros(graph.num_ops, dtype=np.int32)
-    )
+    run = placed_run(folder / "run", "a_plain_model:work", graph, core_host(2), np.zeros(graph.num_ops, dtype=np.int32))
     command = ["export", str(run.root), "--format", "torchrec", "--workload", "a_plain_model:work"]
     assert main(command) == 2
     assert "expected a model that looks up embedding tables" in capsys.readouterr().err
@@ -160,22 +154,20 @@ def test_a_model_without_tables_is_refused(
 
 
 def test_a_table_that_is_updated_in_parts_is_refused_by_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "a_bag_model.py").write_text(
+    (folder / "a_bag_model.py").write_text(
         "import torch\ndef work():\n    torch.manual_seed(0)\n    bag = torch.nn.EmbeddingBag(64, 8)\n"
         "    model = torch.nn.Sequential(bag, torch.nn.Linear(8, 2))\n"
         "    return model, torch.zeros(6, 3, dtype=torch.long), lambda y: y.sum(), 'sgd'\n"
     )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.dont_write_bytecode", True)
     model, rows = nn.Sequential(nn.EmbeddingBag(64, 8), nn.Linear(8, 2)), torch.zeros(6, 3, dtype=torch.long)
     split = SplitPlan(("updates",), 2)
     graph = capture(model, rows, lambda y: y.sum(), "sgd", split=split)
     assert updated_in_parts(graph) == ["0"]
     cut = CutOptions(split="updates", split_parts="2")
     devices = np.maximum(graph.shard, 0).astype(np.int32)
-    run = placed_run(tmp_path / "run", "a_bag_model:work", graph, core_host(2), devices, cut=cut)
+    run = placed_run(folder / "run", "a_bag_model:work", graph, core_host(2), devices, cut=cut)
     assert main(["export", str(run.root), "--format", "torchrec", "--workload", "a_bag_model:work"]) == 2
     assert "updates of 0 in shards" in capsys.readouterr().err
 

@@ -24,6 +24,7 @@ from rlplace.measure.hosts.host import Host
 from rlplace.session.folder import RunFolder
 from rlplace.session.setup import WHOLE, CutOptions
 
+WORK_NAME = "a_work_of_ranks"
 WORK = """
 import sys
 sys.path.insert(0, {tests!r})
@@ -37,17 +38,8 @@ def work():
 def inference():
     return work()[:2]
 """
-TESTS = str(Path(__file__).resolve().parents[1])
 TWO_MACHINES = Path(__file__).resolve().parents[2] / "scripts" / "two_machines.py"
 TOLERANCE = 1e-10
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "a_work_of_ranks.py").write_text(WORK.format(tests=TESTS), encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    return tmp_path
 
 
 def run_of(

@@ -198,7 +198,7 @@ def _module_graph(
         if source.kind in ("parameter", "buffer"):
             with machine.attached():
                 state[source.key] = source.value.detach().to(torch.device("cuda", int(plan.devices[op])))
-    return ModuleGraph(captured, TWO_GPUS, plan, crew, state, model, seed=0), state
+    return ModuleGraph(captured, TWO_GPUS, plan, crew, state, seed=0), state
 
 
 def module(machine: Machine) -> list[str]:

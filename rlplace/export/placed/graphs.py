@@ -1,7 +1,5 @@
 """`PlacedGraph`: one captured graph with its plan, bound to the workers of a host and to the state of a model.
 
-`ReadCheck`: compares the Python state that the trace of a graph read with that of now.
-
 Captures a model again as it was captured before: for other shapes, or for its forward alone.
 
 `host_of`: the host of this machine that a placement is for.
@@ -16,9 +14,8 @@ its module, or with its inputs.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,18 +23,14 @@ import networkx as nx
 import numpy as np
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from rlplace import cuda
 from rlplace.errors import CaptureError, FingerprintMismatch, InvalidValue, RunnerError
 from rlplace.export.placed.model_state import PlacedState
-from rlplace.export.placed.step_arguments import HeldConstants, Index, InputCutter, layout
+from rlplace.export.placed.step_arguments import FollowedState, Index, InputCutter
 from rlplace.graphs import OpGraph, capture
 from rlplace.graphs.capturing.capture import capture_step, checked
-from rlplace.graphs.capturing.constants import memory
-from rlplace.graphs.capturing.trace import kept_traces
-from rlplace.graphs.capturing.untouched import Change, ReadState
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Update, closed, opened
 from rlplace.measure import Host, Placement, Plan, detect_host, resolve_host
@@ -47,103 +40,6 @@ from rlplace.measure.execute.residents import Residents
 from rlplace.measure.hosts.detect import MOST_PARTS
 from rlplace.measure.placement import check_is_placement
 from rlplace.measure.timing.threads import intra_op_threads, usable_cores
-from rlplace.records import Described
-
-_log = logging.getLogger(__name__)
-
-OFTEN, MOST_APART = 64, 1024
-"""State that changed without changing the graph is traced again at its next change; where this comes within so many
-steps, after 1, 2, 4, ... steps, at last after the second number of them."""
-
-
-class ReadCheck:
-    """Refuses steps whose trace would be another today, as the Python state that it reads has changed.
-
-    Args:
-        graph: as captured.
-        where: the kind of callable, for messages.
-    """
-
-    def __init__(self, graph: OpGraph, where: str = "placed step") -> None:
-        self._graph, self._where, self._harmless = graph, where, set[str]()
-        self._read: ReadState | None = require_program(graph).origin.read
-        self._number, self._last, self._apart = 0, -OFTEN, 1
-
-    def check(
-        self, again: Callable[[], OpGraph], constants: Mapping[int, torch.Tensor], free: Collection[str] = ()
-    ) -> None:
-        """Compares the state, and the graph where something has changed.
-
-        Args:
-            again: captures the step as it is now.
-            constants: of the graph, by op, which follow the user's.
-            free: names of entries that may change.
-
-        Raises:
-            InvalidValue: the step would be another one; names what has changed.
-        """
-        self._number += 1
-        if self._read is None or self._read.is_same():
-            return
-        changed, since = {each.name: each for each in self._read.differences(free)}, self._number - self._last
-        if not changed:
-            self._read.accept()
-        elif not changed.keys() <= self._harmless or since >= self._apart:
-            try:
-                with kept_traces():  # as one that is tried: not compared with plain PyTorch again
-                    graph = again()
-            except CaptureError as error:
-                raise self._refusal(changed) from error
-            if not _are_alike(self._graph, graph, constants):
-                raise self._refusal(changed)
-            self._apart = min(2 * self._apart, MOST_APART) if since < OFTEN else 1
-            self._read, self._last = require_program(graph).origin.read, self._number
-            self._harmless |= changed.keys()
-            _log.log(
-                logging.WARNING if since < OFTEN else logging.INFO,
-                "%s changed, which leaves the %s as it is. Its next value is looked at after %d steps: where it "
-                "matters, pass it as a tensor",
-                ", ".join(changed),
-                self._where,
-                self._apart,
-            )
-
-    def _refusal(self, changed: Mapping[str, Change]) -> InvalidValue:
-        names = sorted(changed, key=lambda name: name in self._harmless)
-        now, before = (
-            each
-            if isinstance(each, bool | int | float | str | tuple | None)
-            else Described(f"{a} {type(each).__name__}")
-            for a, each in (("another", changed[names[0]].value), ("a", changed[names[0]].before))
-        )
-        return InvalidValue(
-            names[0],
-            now,
-            f"{before!r}, as captured",
-            where=self._where,
-            hint=f"With {' and '.join(names)} as now, the step is another one. Call `recapture()` to go on with that; "
-            "what changes from step to step is passed as a tensor, among the inputs or targets.",
-        )
-
-
-def _are_alike(one: OpGraph, other: OpGraph, constants: Mapping[int, torch.Tensor]) -> bool:
-    """Whether two captures of a model compute the same; `constants` are those of the first, as they are now."""
-    before, now = require_program(one), require_program(other)
-    told = [repr((each.calls, each.views, each.result, each.gradients, each.input_gradients)) for each in (before, now)]
-    return (one.fingerprint, told[0]) == (other.fingerprint, told[1]) and all(
-        _is_equal(constants.get(op, source.held), now.sources[op].held)
-        for op, source in before.sources.items()
-        if source.held is not None
-    )
-
-
-def _is_equal(one: torch.Tensor, other: torch.Tensor | None) -> bool:
-    return (
-        other is not None
-        and layout(one) == layout(other)
-        and (isinstance(one, FakeTensor) or memory(one) == memory(other) or torch.equal(one, other))
-    )
-
 
 Call = tuple[tuple[Any, ...], dict[str, Any], tuple[torch.Tensor, ...]]
 """Positional arguments, keyword arguments and targets."""
@@ -176,9 +72,8 @@ class PlacedGraph:
         self._step = PlacedStep(graph, host, plan, self._residents, crew, seed=seed, gradients=self.state.gradients)
         self._is_updating = any(isinstance(call, Update) for call in require_program(graph).calls.values())
         self.follow_state()
-        self._constants = HeldConstants(graph, plan, self._residents, held=self._held)
+        self._read = FollowedState(graph, plan, self._residents, held=self._held)
         self._inputs = InputCutter(graph, {op for op, device in enumerate(self._devices) if device in self._held})
-        self._check = ReadCheck(graph)
         written = graph.tensor_op[graph.mutation_tensor]
         self._written = {op: position for op, position in self._inputs.positions.items() if op in written}
 
@@ -198,9 +93,8 @@ class PlacedGraph:
         Raises:
             InvalidValue: a constant was changed that the capture read as a number, or Python state that it read.
         """
-        if self._constants.follow():  # copies run before the step does: `run` settles them
+        if self._read.follow(again, free):  # copies run before the step does: `run` settles them
             self._step.load()
-        self._check.check(again, self._constants.now, free)
 
     # a team of threads that copies inputs would wait for its next work on the cores of the devices, for milliseconds
     @intra_op_threads(1)

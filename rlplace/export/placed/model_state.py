@@ -11,7 +11,8 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,16 +22,16 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from rlplace.errors import FileProblem, InvalidValue, check_known, refuse_if
-from rlplace.export.placed.rank_shards import RankShards
-from rlplace.export.placed.split_state import Stored, other_shards, split_parameters
+from rlplace.export.placed.sharded_state import Parts, SplitParameter, Stored, other_shards, part_tensor
 from rlplace.export.placed.step_arguments import layout
 from rlplace.files import parse_json
 from rlplace.graphs import OpGraph, OptimizerSpec
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.optimizers import UpdateState, torch_optimizer
-from rlplace.graphs.program import Program, Source, Update
+from rlplace.graphs.program import Program, Shard, Source, Update
 from rlplace.measure import Plan
 from rlplace.measure.execute.residents import GradientsOut, Residents
+from rlplace.measure.execute.shared_heap import Layout
 
 _OUT = "Leave gradients out (`step.backward`) to an optimizer of your own"
 _NOT_AS_CAPTURED = (
@@ -40,19 +41,21 @@ _NOT_AS_CAPTURED = (
         "False, as captured",
         "Capture the model while it requires one; with gradients out, it may change at any time.",
     ),
-    (
-        "requires_grad",
-        False,
-        "True, as captured",
-        f"{_OUT}, or capture the model with this parameter frozen.",
-    ),
+    ("requires_grad", False, "True, as captured", f"{_OUT}, or capture the model with this parameter frozen."),
     ("hooks", "set", "none", f"{_OUT}, or register hooks with the model before it is captured."),
 )
 """Changes of a parameter that a step cannot follow: property, actual value, expected value, and the way out."""
 
+Entry = tuple[str, str, str, Any]
+"""Of a checkpoint: what stands before a name, the name that users have, what stands behind it, and the value."""
+
 
 class PlacedState:
     """The common part of all graphs of one placed model.
+
+    Each tensor has up to three names. Users call a parameter by its dotted name. A shard of it has a key of its own,
+    `up.weight[0]`, by which steps read and update it. Where all shards are in this process, users see the whole
+    parameter (`split`); where other ranks have some of them, they see those of this rank, each by its key.
 
     The next step of the same thread waits for the thread's own work with these tensors on a GPU.
 
@@ -63,55 +66,64 @@ class PlacedState:
         held: the devices whose tensors this process has: the others have no part in what follows.
 
     Attributes:
-        parameters: by dotted name, in the order of the model; they show the memory that steps read and update, those
+        parameters: as users see them, in the order of the model; they show the memory that steps read and update, those
             that are split once they are shown (`show`).
         buffers: likewise.
         settled: launches of the calling thread on the GPUs while active run afterwards.
         split: parameters that are split into shards, by dotted name.
         reached: names of parameters that the backward reaches.
         gradients: where steps leave gradients that are asked for.
+        spec: options of the next update; None where no optimizer was captured.
     """
 
     def __init__(self, graph: OpGraph, plan: Plan, residents: Residents, held: Collection[int]) -> None:
         program = require_program(graph)
         self.settled, self._residents, self._held = residents.settled, residents, held
+        self.spec, self.gradients = program.optimizer, GradientsOut()
+        # The tensors that steps use, by key, and the states of their updates, as far as this process has them.
         devices = plan.devices.tolist()
         ops = {source.key: op for op, source in program.sources.items() if source.kind in ("parameter", "buffer")}
-        tensors = {name: residents.tensor(op, devices[op]) for name, op in ops.items() if devices[op] in held}
+        tensors = {key: residents.tensor(op, devices[op]) for key, op in ops.items() if devices[op] in held}
         self._elsewhere = ops.keys() - tensors.keys()
-        model = self._model = program.origin.model
         self._updates: dict[str, UpdateState] = {
             program.sources[residents.updated(op)].key: residents.update_state(op, devices[op])
             for op, call in program.calls.items()
             if isinstance(call, Update) and devices[op] in held
         }
-        self.split = split_parameters(program, tensors, self._updates)
-        shards = [source.shard for source in program.sources.values() if source.shard is not None]
-        apart = {shard.key: shard for shard in shards if shard.key in tensors and shard.name not in self.split}
-        own = dict(model.named_parameters())
-        self._of_rank = RankShards(apart, {name: each.shape for name, each in own.items()})
-        self._partial = {shard.name for shard in shards} - self.split.keys()
+        # A parameter whose shards are all here is one that is split; of another one, this is a rank that has some.
+        model = self._model = program.origin.model
+        shards: dict[str, dict[int, Shard]] = defaultdict(dict)
+        for shard in (source.shard for source in program.sources.values() if source.shard is not None):
+            shards[shard.name][shard.index] = shard
+        self.split: dict[str, SplitParameter] = {}
         self.parameters: dict[str, nn.Parameter] = {}
-        for name, parameter in own.items():
-            keys = [key for key, shard in apart.items() if shard.name == name]
-            if name in self.split:
-                self.parameters[name] = self.split[name].whole
-            for key in (each for each in (name, *keys) if each in tensors):
-                self.parameters[key] = nn.Parameter(tensors[key], requires_grad=parameter.requires_grad)
+        self._keys: dict[str, list[str]] = {}  # by the name that users have, those that steps have
+        self._of_rank: dict[str, tuple[Layout, list[Shard]]] = {}  # by dotted name, what it is a part of
+        for name, own in model.named_parameters():
+            every = [shards[name][index] for index in sorted(shards[name])]
+            here = [shard for shard in every if shard.key in tensors]
+            keys = [shard.key for shard in here] if every else [name] if name in tensors else []
+            if every and here == every:
+                states = [self._updates[key] for key in keys if key in self._updates]
+                self.split[name] = SplitParameter(own, every, [tensors[key] for key in keys], states)
+                self.parameters[name], self._keys[name] = self.split[name].parameter, keys
+                continue
+            for key in keys:
+                self.parameters[key] = nn.Parameter(tensors[key], requires_grad=own.requires_grad)
+                self._keys[key] = [key]
+            if every:
+                self._of_rank[name] = Layout.of_copy(own.detach()), here
+        self._shard_of = {shard.key: shard for each in shards.values() for shard in each.values()}
         self.buffers = {name: tensors[name] for name, _ in model.named_buffers() if name in tensors}
         self._by_name: dict[str, torch.Tensor] = {**self.parameters, **self.buffers}
-        self._keys = {name: [shard.key for shard in each.shards] for name, each in self.split.items()}
-        self._parts = {
-            shard.key: (shard, part)
-            for each in self.split.values()
-            for shard, part in zip(each.shards, each.parts, strict=True)
-        }
+        whole = {name: tensor for name, tensor in self._by_name.items() if name not in self.split}
+        self._memory = {key: tensor for key, tensor in tensors.items() if key in self._shard_of} | whole
         self._tied = _tied_names(model)
         self.reached = self._reached_by(program)
-        self.gradients = GradientsOut()
+        # What users may change between steps, as it is now.
         self._is_trained = {name: parameter.requires_grad for name, parameter in self.parameters.items()}
         self._layouts = {name: layout(parameter) for name, parameter in self.parameters.items()}
-        self._layouts |= {name: (*each.layout, each.parts[0].device) for name, each in self.split.items()}
+        self._layouts |= {name: (*each.layout, each.value.parts[0].device) for name, each in self.split.items()}
         self._bound = self._addresses()
 
     def share(self, graph: OpGraph, plan: Plan, residents: Residents) -> list[tuple[torch.Tensor, Source]]:
@@ -128,16 +140,12 @@ class PlacedState:
         for op, source in program.sources.items():
             if source.kind not in ("parameter", "buffer") or devices[op] not in self._held:
                 continue
-            shard, part = self._parts.get(source.key, (self._of_rank.shards.get(source.key), None))
-            name = source.name
-            if shard == source.shard and part is None and name not in self.split and source.key in self._by_name:
-                residents.adopt(op, devices[op], self.tensor(source.key))
-            elif part is not None and shard == source.shard:
-                residents.adopt(op, devices[op], part)
-            elif name in self._partial or name not in self._by_name:
-                raise other_shards(name)
-            else:
+            if source.key in self._memory and self._shard_of.get(source.key) == source.shard:
+                residents.adopt(op, devices[op], self._memory[source.key].detach())
+            elif source.name in self._by_name:
                 apart.append((residents.tensor(op, devices[op]), source))
+            else:
+                raise other_shards(source.name)
         moved = {source.key for _, source in apart}
         if wrong := moved & program.gradients.keys():
             raise other_shards(min(wrong))
@@ -146,20 +154,19 @@ class PlacedState:
                 key = program.sources[residents.updated(op)].key
                 if key in moved:
                     raise other_shards(key)
-                residents.adopt(op, devices[op], self.begun(key, program.optimizer))
+                residents.adopt(op, devices[op], self.begun(key))
         return sorted(apart, key=lambda each: each[1].name)
 
-    def begun(self, key: str, optimizer: OptimizerSpec | None) -> UpdateState:
+    def begun(self, key: str) -> UpdateState:
         """The state of updates of a parameter: a new one where no graph has updated it so far, as in eager.
 
         Raises:
             InvalidValue: it is a shard, whose parameter as a whole has no such state.
         """
-        spec = self.spec or optimizer
         if key not in self._updates:
-            if key in self._parts or spec is None:
+            if self.spec is None or key not in self.parameters:
                 raise other_shards(key)
-            self._updates[key] = state = UpdateState(spec, self.tensor(key))
+            self._updates[key] = state = UpdateState(self.spec, self.tensor(key))
             state.hold([self._residents.homed(tensor) for tensor in state.tensors])
         return self._updates[key]
 
@@ -170,7 +177,7 @@ class PlacedState:
             each.cut(has_state=is_updating)
         for name, pairs in itertools.groupby(apart, key=lambda each: each[1].name):
             split = self.split.get(name)
-            whole = self.tensor(name) if split is None or split.is_shown else self._stored(name).copy()
+            whole = self.tensor(name) if split is None or split.is_shown else split.value.copy()
             for tensor, source in pairs:
                 Stored((tensor,), shards=() if source.shard is None else (source.shard,)).write(whole)
             del whole  # before the next one is made
@@ -203,7 +210,9 @@ class PlacedState:
             InvalidValue: one was given another shape, layout, dtype or device.
         """
         before, now = self._bound, self._addresses()
-        for name, parameter in self.parameters.items() if now != before else ():
+        if now == before:
+            return False
+        for name, parameter in self.parameters.items():
             if name in self.split and not self.split[name].is_shown:
                 continue
             if (found := layout(parameter)) != self._layouts[name]:
@@ -216,21 +225,15 @@ class PlacedState:
                 )
             if name not in self.split and not self._residents.is_homed(parameter):
                 parameter.data = self._residents.homed(parameter.data)
-        self._bound = self._addresses() if now != before else now
-        return now != before
+        self._bound = self._addresses()
+        return True
 
     def _reached_by(self, program: Program) -> tuple[str, ...]:
-        return tuple(
-            name for name in self.parameters if not program.gradients.keys().isdisjoint(self._keys.get(name, [name]))
-        )
-
-    @property
-    def spec(self) -> OptimizerSpec | None:
-        """Options of the next update; None where no optimizer was captured."""
-        return next((update.spec for update in self._updates.values()), None)
+        return tuple(name for name, keys in self._keys.items() if not program.gradients.keys().isdisjoint(keys))
 
     def set_spec(self, spec: OptimizerSpec) -> None:
         """Sets the options of updates."""
+        self.spec = spec
         for state in (*self._updates.values(), *self.updates.values()):
             state.spec = spec
 
@@ -245,13 +248,11 @@ class PlacedState:
                 updates: or the other way round; or it has a hook, which an update passes by.
         """
         for name, parameter in self.parameters.items():
-            updated = is_updating and not self._updates.keys().isdisjoint(self._keys.get(name, [name]))
             wants = parameter.requires_grad
-            wrong = (
-                wants and not self._is_trained[name],
-                updated and not wants,
-                updated and has_hooks(parameter),
-            )
+            if wants == self._is_trained[name] and not has_hooks(parameter):  # at every step: the usual case first
+                continue
+            updated = is_updating and not self._updates.keys().isdisjoint(self._keys[name])
+            wrong = (wants and not self._is_trained[name], updated and not wants, updated and has_hooks(parameter))
             if any(wrong):
                 what, actual, expected, hint = _NOT_AS_CAPTURED[wrong.index(True)]
                 raise InvalidValue(f"{what} of {name}", actual, expected, where="placed step", hint=hint)
@@ -285,19 +286,15 @@ class PlacedState:
                 for name, each in wanted.items()
                 if each.grad is None or has_hooks(each) or name in self.split or not self._residents.is_homed(each.grad)
             }
-            parts = {key: self._parts[key][1] for name in apart for key in self._keys.get(name, ())}
-            whole = {name: each for name, each in apart.items() if name not in self.split}
-            fresh = {name: self._residents.new_like(each) for name, each in (*whole.items(), *parts.items())}
+            fresh = {key: self._residents.new_like(self._memory[key]) for name in apart for key in self._keys[name]}
         held = {name: each.grad for name, each in wanted.items() if each.grad is not None and name not in apart}
         with self.gradients.into({**held, **fresh}, fresh, loss_scale=loss_scale):
             yield
         with torch.no_grad():
             for name, parameter in apart.items():
-                gradient = fresh.get(name)
-                if gradient is None:
-                    gradients = [fresh[key] for key in self._keys[name]]
-                    gradient = self.split[name].stored(gradients).copy()
-                _accumulate(parameter, gradient)
+                gradients = [fresh[key] for key in self._keys[name]]
+                is_split = name in self.split
+                _accumulate(parameter, self.split[name].stored(gradients).copy() if is_split else gradients[0])
 
     def shown(self, *, as_copies: bool = False) -> dict[str, Any]:
         """The tensors of the model's own `state_dict`: every name of a tied tensor, and no buffer that it skips; and
@@ -307,48 +304,60 @@ class PlacedState:
         """
         if not as_copies:
             self.show()
-        first = {id(value): name for name, value in (*self._model.named_parameters(), *self._model.named_buffers())}
-        gone = self._elsewhere | self._partial
 
-        def given(key: str) -> torch.Tensor:
-            return self._stored(key).copy("cpu" if key in self.split else None) if as_copies else self.tensor(key)
+        def given(name: str) -> torch.Tensor:
+            return self._stored(name).copy("cpu" if name in self.split else None) if as_copies else self.tensor(name)
 
-        found: dict[str, Any] = {}
+        own = dict((*self._model.named_parameters(), *self._model.named_buffers()))
+        first, found = {id(value): name for name, value in own.items()}, dict[str, Any]()
         for name, value in self._model.state_dict(keep_vars=True).items():
             if id(value) not in first:
                 found[name] = value.clone() if as_copies and isinstance(value, torch.Tensor) else value
-            elif first[id(value)] not in gone:
+            elif first[id(value)] in self._by_name:
                 found[name] = given(first[id(value)])
-        return found | {key: given(key) for key in self._of_rank.shards}
+        return found | {shard.key: given(shard.key) for _, shards in self._of_rank.values() for shard in shards}
 
     def stored(self) -> dict[str, Stored]:
         """All tensors of the model and its optimizer, by their names in a file."""
         found = {f"model.{name}": self._stored(name) for name in self._by_name}
         for name in self.parameters:
-            split = self.split.get(name)
-            own = (self._updates[name],) if name in self._updates else ()
-            states = own if split is None else split.states
-            shown = named_state(split.state) if split is not None and split.state is not None else {}
-            for key in named_state(states[0]) if states else ():
-                parts = [named_state(each)[key] for each in states]
-                one = Stored(parts) if split is None else split.stored(parts, shown.get(key))
-                found[f"optimizer.{key}.{name}"] = one
+            split, state = self.split.get(name), self._updates.get(self._keys[name][0])
+            if state is not None:
+                moments = split.moments if split is not None else [Stored((each,)) for each in state.tensors]
+                names = _STATES[state.spec.name]
+                found |= {f"optimizer.{key}.{name}": each for key, each in zip(names, moments, strict=True)}
         return found
 
     def _stored(self, name: str) -> Stored:
-        return self.split[name].tensors(has_state=False)[0] if name in self.split else Stored((self.tensor(name),))
+        """A parameter or buffer, by the name that users have, or by that of the model where a rank has some shards."""
+        if name in self.split:
+            return self.split[name].value
+        if name not in self._of_rank:
+            return Stored((self.tensor(name),))
+        whole, shards = self._of_rank[name]
+        return Stored([self.tensor(shard.key) for shard in shards], whole, shards)
 
-    def under_names(self, named: Mapping[str, Any]) -> dict[str, Any]:
+    def gathered(self, entries: Iterable[Entry]) -> dict[str, Any]:
         """Entries of a checkpoint, with shards of this rank together under the name of their parameter."""
-        found = self._of_rank.under_names(named)
+        found, parts = dict[str, Any](), dict[str, tuple[Layout, Parts]]()
+        for before, name, behind, value in entries:
+            shard = self._shard_of.get(name)
+            key = f"{before}{name if shard is None else shard.name}{behind}"
+            if shard is not None and isinstance(value, torch.Tensor) and value.dim():
+                parts.setdefault(key, (self._of_rank[shard.name][0], []))[1].append((shard, value))
+            else:  # a count of steps, an option: alike for all shards
+                found[key] = value
+        found |= {key: part_tensor(each, whole.shape) for key, (whole, each) in parts.items()}
         return found | {name: found[own] for name, own in self._tied.items() if own in found}
 
-    def loaded(self, loaded: Mapping[str, Any], key: str, own: Any) -> Any:
-        """What a checkpoint gave in the place of `own`; that of a shard has been loaded into its memory."""
-        shard, name = self._of_rank.renamed(key)
+    def loaded(self, loaded: Mapping[str, Any], entry: Entry) -> Any:
+        """What a checkpoint gave in the place of an entry; that of a shard has been loaded into its memory."""
+        before, name, behind, own = entry
+        shard = self._shard_of.get(name)
+        value = loaded[f"{before}{name if shard is None else shard.name}{behind}"]
         if shard is None or not isinstance(own, torch.Tensor):
-            return loaded[name]
-        return own if own.dim() else own.copy_(loaded[name])
+            return value
+        return own if own.dim() else own.copy_(value)
 
     def write_to(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copies all parameters and buffers into tensors of the same names.
@@ -357,29 +366,24 @@ class PlacedState:
             UnknownName: there is none of a name.
             InvalidValue: one has another shape. Nothing is written then.
         """
-        shards = self._of_rank.shards
-        for key in self._by_name:
-            name = shards[key].name if key in shards else key
+        names = [name for name in self._by_name if name not in self._shard_of]
+        held = {name: self._stored(name) for name in (*names, *self._of_rank)}
+        for name, each in held.items():
             check_known(
                 "parameter or buffer of the model",
                 name,
                 tensors,
                 hint="Copy to the model that was captured, or to one of its class and sizes.",
             )
-            shape = tuple(self._of_rank.shapes[name]) if key in shards else self._stored(name).kind[1]
-            if tensors[name].shape != shape:
+            if tensors[name].shape != each.kind[1]:
                 raise InvalidValue(
                     f"shape of {name}",
                     tuple(tensors[name].shape),
-                    f"{shape}, as that of the step",
+                    f"{each.kind[1]}, as that of the step",
                     where="copy_to",
                 )
-        with torch.no_grad():
-            for key in self._by_name:
-                if key in shards:
-                    shards[key].copy(tensors[shards[key].name], self.tensor(key), is_joined=True)
-                else:
-                    self._stored(key).read_into(tensors[key])
+        for name, each in held.items():
+            each.read_into(tensors[name])
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Overwrites parameters and buffers, by dotted name; the others do not change.
@@ -388,16 +392,14 @@ class PlacedState:
             UnknownName: no parameter or buffer has that name.
             InvalidValue: another shape or dtype. Nothing is overwritten then.
         """
-        tensors = {self._tied.get(name, name): value for name, value in tensors.items()}
-        tensors = self._of_rank.cut(tensors, self._partial)
-        tensors = {name: value for name, value in tensors.items() if name not in self._elsewhere}
-        stored = {name: self._stored(name) for name in tensors}
-        for name, value in tensors.items():
-            dtype, shape = stored[name].kind
+        named = {self._tied.get(name, name): value for name, value in tensors.items()}
+        stored = {name: self._stored(name) for name in named if name not in self._elsewhere}
+        for name, each in stored.items():
+            (dtype, shape), value = each.kind, named[name]
             if value.shape != shape or value.dtype != dtype:
                 raise InvalidValue(name, f"{value.dtype} {tuple(value.shape)}", f"{dtype} {shape}", where="state")
-        for name, value in tensors.items():
-            stored[name].write(value)
+        for name, each in stored.items():
+            each.write(named[name])
 
     def _addresses(self) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
         return [(each.data_ptr(), each.shape, each.stride()) for each in self.parameters.values()]
@@ -443,8 +445,13 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "adamw": ("lr", "betas", "eps", "weight_decay"),
 }
 """Options that may change between steps, by optimizer."""
-_MOMENTS = {"momentum": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq")}
-"""PyTorch's names of the moments."""
+_STATES: dict[str, tuple[str, ...]] = {
+    "sgd": (),
+    "momentum": ("momentum_buffer",),
+    "adam": ("exp_avg", "exp_avg_sq", "step"),
+    "adamw": ("exp_avg", "exp_avg_sq", "step"),
+}
+"""PyTorch's names of what `UpdateState` lists."""
 _ALIKE = ("foreach", "fused", "capturable", "differentiable")
 """Options that leave the result of an update as it is."""
 
@@ -453,15 +460,17 @@ class CapturedOptimizer:
     """The optimizer that a step was captured with.
 
     Args:
-        spec: as captured.
-        state: of the model that it updates.
-
-    Attributes:
-        spec: the options of the next step, once `refresh` was called.
+        state: of the model that it updates, with its options.
     """
 
-    def __init__(self, spec: OptimizerSpec, state: PlacedState) -> None:
-        self.spec, self._state = spec, state
+    def __init__(self, state: PlacedState) -> None:
+        self._state = state
+
+    @property
+    def spec(self) -> OptimizerSpec:
+        """The options of the next step, once `refresh` was called."""
+        assert self._state.spec is not None
+        return self._state.spec
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -535,7 +544,6 @@ class CapturedOptimizer:
     def _set(self, options: dict[str, object]) -> None:
         spec = dataclasses.replace(self.spec, **{name: _checked(name, value) for name, value in options.items()})
         if spec != self.spec:
-            self.spec = spec
             self._state.set_spec(spec)
 
     def _show_state(self, made: torch.optim.Optimizer) -> None:
@@ -557,8 +565,7 @@ class CapturedOptimizer:
 
 def named_state(state: UpdateState) -> dict[str, torch.Tensor]:
     """The tensors of one parameter's state, by PyTorch's names for them."""
-    named = dict(zip(_MOMENTS.get(state.spec.name, ()), state.moments, strict=True))
-    return named if state.step is None else {"step": state.step, **named}
+    return dict(zip(_STATES[state.spec.name], state.tensors, strict=True))
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer | None, placed: PlacedState) -> dict[str, Any]:
@@ -579,30 +586,24 @@ def optimizer_state(optimizer: torch.optim.Optimizer | None, placed: PlacedState
     refuse_if(strange, "optimizer", "over other parameters", "over `step.parameters()`", where="checkpoint")
     if optimizer is not None and not optimizer.state:
         _begin(optimizer, {placed.parameters[name] for name in placed.reached})
-    found: dict[str, Any] = {}
-    for group, parameter, own in _each(optimizer):
-        name = names[parameter]
-        found |= {f"state.{name}.{key}": each for key, each in own.items()}
-        found |= {f"param_groups.{name}.{key}": each for key, each in group.items() if key != "params"}
-    return placed.under_names(found)
+    return placed.gathered(entry for entry, _ in _entries(optimizer, placed))
 
 
 def set_options(optimizer: torch.optim.Optimizer | None, placed: PlacedState, loaded: Mapping[str, Any]) -> None:
     """Sets what is no tensor of what `optimizer_state` gave, after it was loaded."""
+    for entry, holder in _entries(optimizer, placed):
+        holder[entry[2].removeprefix(".")] = placed.loaded(loaded, entry)
+
+
+def _entries(optimizer: torch.optim.Optimizer | None, placed: PlacedState) -> Iterator[tuple[Entry, dict[str, Any]]]:
+    """The state and options of each parameter as entries of a checkpoint, with the dicts that hold them."""
     names = {parameter: name for name, parameter in placed.parameters.items()}
-    for group, parameter, own in _each(optimizer):
-        name = names[parameter]
-        for key in own:
-            own[key] = placed.loaded(loaded, f"state.{name}.{key}", own[key])
-        for key in group.keys() - {"params"}:
-            group[key] = placed.loaded(loaded, f"param_groups.{name}.{key}", group[key])
-
-
-def _each(optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[dict[str, Any], nn.Parameter, dict[str, Any]]]:
-    """Each parameter with its group and its state."""
     for group in [] if optimizer is None else optimizer.param_groups:
         for parameter in group["params"]:
-            yield group, parameter, optimizer.state.get(parameter, {}) if optimizer is not None else {}
+            state = optimizer.state.get(parameter, {}) if optimizer is not None else {}
+            for before, holder in (("state.", state), ("param_groups.", group)):
+                for key in [key for key in holder if key != "params"]:
+                    yield (before, names[parameter], f".{key}", holder[key]), holder
 
 
 def _begin(optimizer: torch.optim.Optimizer, reached: Collection[nn.Parameter]) -> None:
@@ -627,11 +628,7 @@ def _begin(optimizer: torch.optim.Optimizer, reached: Collection[nn.Parameter]) 
 
 
 def _checked(name: str, value: Any) -> Any:
-    """An option as `OptimizerSpec` holds it.
-
-    Raises:
-        InvalidValue: it is no number, or out of range.
-    """
+    """An option as `OptimizerSpec` holds it."""
     is_pair = name == "betas"
     values: tuple[Any, ...] = tuple(value) if is_pair and isinstance(value, (tuple, list)) else (value,)
     most, expected = (1.0, "two numbers in [0, 1)") if is_pair else (math.inf, "a finite number >= 0")

@@ -128,8 +128,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         self._flags = Flags.of(self._program.origin.model)  # graphs that are captured later have the same
         self._modes = frozenset(dotted(path, "training") for path in self._flags.modes)
         self._graphs = {_key(self._arguments.captured, is_evaluation=False): self._first}
-        optimizer = self._program.optimizer
-        self._optimizer = None if optimizer is None else CapturedOptimizer(optimizer, self._state)
+        self._optimizer = None if self._program.optimizer is None else CapturedOptimizer(self._state)
         self.num_steps, self._num_evaluations = 0, 0
 
     def __repr__(self) -> str:
@@ -390,7 +389,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
                 raise FileProblem(path, f"its optimizer lacks {min(lacking)!r}.")
             names = {key.split(".", 2)[-1] for key in found.keys() - own.keys() if key.startswith("optimizer.")}
             for name in names & self._state.parameters.keys():  # those that only graphs of other shapes update
-                self._state.begun(name, self._program.optimizer)
+                self._state.begun(name)
             own = self._state.stored()
             kinds = {key: (each.dtype, tuple(each.shape)) for key, each in found.items()}
             for key in sorted(own.keys() | found.keys()):
@@ -421,7 +420,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
             counts = {"num_steps": self.num_steps, "num_evaluations": self._num_evaluations}
             counts |= {"schema": SCHEMA} if self._program.draws else {}
             return {
-                "model": self._state.under_names(self._state.shown()),
+                "model": self._state.gathered(("", name, "", each) for name, each in self._state.shown().items()),
                 "optim": optimizer_state(self._torch_optimizer(optimizer), self._state),
                 "rlplace": {name: torch.tensor(count) for name, count in counts.items()},
             }
@@ -491,18 +490,8 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
             yield
 
     def _graph_of(self, tensors: list[torch.Tensor], *, is_evaluation: bool) -> PlacedGraph | None:
-        """The graph for these inputs and targets, captured and placed as the first where their shapes are new.
-
-        All graphs take over parameters whose `data` was replaced, as `vector_to_parameters` and swaps of averages do.
-
-        Returns:
-            None where a step is to be run eagerly.
-
-        Raises:
-            CaptureError: the model cannot be captured for these shapes.
-            InvalidValue: a parameter was given another shape, layout, dtype or device; or the graph is no longer the
-                step, as Python state or a constant was changed.
-        """
+        """The graph for these inputs and targets, captured where their shapes are new; None to run a step eagerly."""
+        # All graphs take over parameters whose `data` was replaced, as `vector_to_parameters` and swaps of averages do.
         first, key = self._first, _key(tensors, is_evaluation=is_evaluation)
         for placed in self._graphs.values() if self._state.is_moved() else ():
             placed.follow_state()
@@ -553,14 +542,7 @@ class PlacedModel(AbstractContextManager["PlacedModel"]):
         return result
 
     def _run_eagerly(self, call: Call, loss_scale: float | None) -> Any:
-        """The result of the step by plain PyTorch, the whole batch at once on the device of the first parameter.
-
-        Random ops draw from PyTorch's own generator.
-
-        Args:
-            call: inputs and targets.
-            loss_scale: if given, gradients of the loss times this are added to `grad` instead of updating.
-        """
+        """The result of plain PyTorch, the whole batch on the device of the first parameter, with draws of its own."""
         state, origin = self._state, self._program.origin
         state.show()
         place = next((parameter.device for parameter in state.parameters.values()), torch.device("cpu"))
@@ -656,11 +638,7 @@ def to_step(
 
 
 def _check_draws(schema: int, program: Program, path: str | os.PathLike[str]) -> None:
-    """Refuses to go on with a training whose random ops drew other numbers.
-
-    Raises:
-        FileProblem: the step draws, and what was saved is of another schema.
-    """
+    """Refuses to go on with a training whose random ops drew other numbers."""
     if schema != SCHEMA and program.draws:
         raise FileProblem(
             path,

@@ -24,8 +24,8 @@ from torch.utils import _pytree as pytree
 
 from rlplace import cuda
 from rlplace.errors import InvalidValue, RunnerError, UserError, check_known
-from rlplace.export.placed.graphs import Flags, ReadCheck, carried_plan, host_of
-from rlplace.export.placed.step_arguments import HeldConstants, InputCutter, check_data, layout, own_entries
+from rlplace.export.placed.graphs import Flags, carried_plan, host_of
+from rlplace.export.placed.step_arguments import FollowedState, InputCutter, check_data, layout
 from rlplace.graphs import BACKWARD, OpGraph
 from rlplace.graphs.capturing.capture import CapturedModule, capture_module
 from rlplace.graphs.capturing.portable import original_of
@@ -169,7 +169,7 @@ class PlacedForward:
         if kind not in self.graphs:
             captured = capture()
             plan = carried_plan(self._graph, self._plan, captured.graph, last=backward_ops(captured.graph))
-            self.graphs[kind] = ModuleGraph(captured, self._host, plan, self.crew, state, module, seed=self._seed)
+            self.graphs[kind] = ModuleGraph(captured, self._host, plan, self.crew, state, seed=self._seed)
             shown = (tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
             _log.info("captured %s: %d graphs share this placement", ", ".join(map(repr, shown)), len(self.graphs))
         self._number += 1
@@ -180,12 +180,7 @@ class PlacedForward:
         return {name: tensor for name, holder, key in self._first if (tensor := holder[key]) is not None}
 
     def _check_structure(self) -> None:
-        """Refuses changes of modules, of the names of their tensors, and of hooks: the captured graphs do not contain
-        them.
-
-        Raises:
-            InvalidValue: names the first.
-        """
+        """Refuses changes of modules, of the names of their tensors, and of hooks, which the graphs do not contain."""
         changes = () if self._read.is_same() else self._read.differences()
         for each in sorted(changes, key=lambda each: each.before is not None):  # what is new before what is gone
             path, *hooks = re.split(r"(?:^|\.)_(?:forward|backward)(?:_pre)?_hooks\b", each.name)
@@ -208,12 +203,7 @@ class PlacedForward:
         self._read.accept()
 
     def _follow(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Takes over parameters and buffers that were replaced (`load_state_dict(assign=True)`, `module.to`).
-
-        Raises:
-            UnknownName: one is new.
-            InvalidValue: one is on another device than the placement has it, or of another dtype or shape.
-        """
+        """Takes over parameters and buffers that were replaced (`load_state_dict(assign=True)`, `module.to`)."""
         for (_, first, first_key), (name, holder, key) in self._tied:
             if holder[key].data_ptr() != first[first_key].data_ptr():
                 raise InvalidValue(
@@ -248,11 +238,7 @@ class PlacedForward:
 
 @contextlib.contextmanager
 def _set_as(copied: nn.Module, model: nn.Module) -> Iterator[None]:
-    """While active, attributes of a model are those of its copy, with the model's own modules and tensors in them.
-
-    Raises:
-        InvalidValue: one cannot be taken over.
-    """
+    """While active, attributes of a model are those of its copy, with the model's own modules and tensors in them."""
     before, copies = PythonState(model.named_modules()), dict(copied.named_modules())
     pairs = [(path, copies[path], module) for path, module in model.named_modules()]
     own: dict[int, Any] = {id(one): other for _, one, other in pairs} | {
@@ -264,7 +250,7 @@ def _set_as(copied: nn.Module, model: nn.Module) -> Iterator[None]:
     }
     try:
         for path, one, other in pairs:
-            now, was = own_entries(vars(one)), own_entries(vars(other))
+            now, was = _own_entries(vars(one)), _own_entries(vars(other))
             for key in was.keys() - now.keys():
                 del vars(other)[key]
             vars(other).update(
@@ -294,6 +280,11 @@ def _taken_over(name: str, value: Any, was: Any, own: dict[int, Any]) -> Any:
             where="placed module",
             hint="Set it in the model before that is captured, and place that.",
         ) from error
+
+
+def _own_entries(holder: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes of a module that are no registry."""
+    return {key: value for key, value in holder.items() if key not in ("_parameters", "_buffers", "_modules")}
 
 
 def _slots(module: nn.Module, kind: str) -> list[list[Slot]]:
@@ -335,7 +326,6 @@ class ModuleGraph:
         plan: of the graph, the backward at the end.
         crew: the threads of the host.
         state: parameters and buffers by dotted name, where the plan keeps them.
-        model: the placed copy of the captured model: its attributes hold the constants.
         seed: of random ops.
 
     Attributes:
@@ -349,7 +339,6 @@ class ModuleGraph:
         plan: Plan,
         crew: Crew,
         state: Mapping[str, torch.Tensor],
-        model: nn.Module,
         *,
         seed: int,
     ) -> None:
@@ -375,8 +364,7 @@ class ModuleGraph:
         }
         self._kept_inputs = [k for op, k in self._inputs.items() if int(graph.output_offsets[op]) in read_late]
         gradients = (*self._program.gradients.values(), *self._program.input_gradients.values())
-        self._constants = HeldConstants(graph, plan, self._residents, model)
-        self._check = ReadCheck(graph, "placed module")
+        self._read = FollowedState(graph, plan, self._residents, where="placed module")
         self._late_sources = {int(graph.tensor_op[tensor]) for tensor in read_late}
         self._output_is_shared = self._shared(graph, self._program.result_refs, read_late)
         self._gradient_is_shared = self._shared(graph, gradients, set())
@@ -410,9 +398,8 @@ class ModuleGraph:
             InvalidValue: Python state was changed that the capture read.
             RunnerError: an op failed.
         """
-        if self._constants.follow():
+        if self._read.follow(lambda: again().graph):
             self._step.load()
-        self._check.check(lambda: again().graph, self._constants.now)
         shards = {
             op: shard.of(parameters[shard.name]).to(self._residents.place(int(self._plan.devices[op])))
             for op, shard in self._shards.items()
@@ -460,7 +447,7 @@ class ModuleGraph:
 
     def kept_inputs(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The inputs that the backward reads, and the constants."""
-        return [*(tensors[position] for position in self._kept_inputs), *self._constants.tensors(self._late_sources)]
+        return [*(tensors[position] for position in self._kept_inputs), *self._read.tensors(self._late_sources)]
 
     def _placed(self, given: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """Each tensor on the device of its op and laid out as captured; the caller's own where it is so already."""
@@ -591,7 +578,7 @@ def to_module(
 def _constants(model: nn.Module) -> Iterator[torch.Tensor]:
     """Tensors in plain attributes of modules, and in lists there: the captured model and its copy share them."""
     for module in model.modules():
-        leaves = pytree.tree_leaves(own_entries(vars(module)))
+        leaves = pytree.tree_leaves(_own_entries(vars(module)))
         yield from (leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, nn.Parameter))
 
 

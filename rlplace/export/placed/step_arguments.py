@@ -1,39 +1,44 @@
-"""`Arguments`: the arguments of a placed step, compared with those of its capture.
+"""What a call gives and what Python holds now, compared with the capture of a step.
 
-`HeldConstants`: a graph's constants, which the user may change between steps.
+`Arguments`: the arguments of a placed step. `InputCutter`: the part of each that an op reads.
+
+`FollowedState`: what a captured step read of Python. Constants follow the user; the rest must stay as it is.
 """
 
 from __future__ import annotations
 
 import dis
 import inspect
+import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
-from types import CellType, EllipsisType, FunctionType
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import EllipsisType, FunctionType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
-from rlplace.errors import InvalidValue, UserError
+from rlplace.errors import CaptureError, InvalidValue, UserError
 from rlplace.graphs import OpGraph
 from rlplace.graphs.capturing.capture import as_targets, has_numbers
-from rlplace.graphs.capturing.constants import memory, places_of
-from rlplace.graphs.capturing.untouched import modules_of_loss
+from rlplace.graphs.capturing.constants import memory
+from rlplace.graphs.capturing.trace import kept_traces
+from rlplace.graphs.capturing.untouched import Change, Kept, ReadState, collection_of, modules_of_loss
 from rlplace.graphs.interpreter import require_program
 from rlplace.graphs.program import Origin
 from rlplace.measure import Plan
 from rlplace.measure.execute.residents import Residents
 from rlplace.records import Described
 
-MOST_ENTRIES = 10_000
-"""Entries of a list or dict that are looked at for constants."""
+_log = logging.getLogger(__name__)
+
+OFTEN, MOST_APART = 64, 1024
+"""State that changed without changing the graph is traced again at its next change; where this comes within so many
+steps, after 1, 2, 4, ... steps, at last after the second number of them."""
 MOST_SHOWN = 200
 """Characters of a call in a message."""
 
@@ -282,71 +287,68 @@ def _agree(value: object, captured: object) -> bool:
         return False
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where something is kept.
+def layout(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...], torch.device]:
+    """Type, shape, strides and device."""
+    return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device
+
+
+@dataclass(frozen=True, eq=False)
+class _Entry:
+    """An entry of a module, an object, a collection, or of the variables that a function reads.
 
     Attributes:
-        name: for messages.
-        holder: the attributes of a module, a list or a dict, the globals of a function, or a variable of its closure.
-        key: of the entry.
-        value: at the capture.
-        owner: the module whose attributes are the holder.
-        around: places of the collections and modules on the way there.
+        name: as of a `Change`.
+        holder: what it is an entry of.
+        key: of it there; its position in a list.
+        before: its value when the state was read.
     """
 
     name: str
-    holder: Any
+    holder: Kept
     key: Any
-    value: object
-    owner: object = None
-    around: tuple[_Place, ...] = ()
+    before: object
 
     @property
     def now(self) -> object:
-        """The value that is there now; None where nothing is."""
-        try:
-            return self.holder.cell_contents if isinstance(self.holder, CellType) else self.holder[self.key]
-        except (KeyError, IndexError, ValueError):
-            return None
-
-    def is_cache(self) -> bool:
-        """Whether methods of the owner set it: it may then be for inputs of another shape, as a mask made once is."""
-        functions = [each for kind in type(self.owner).__mro__ for each in vars(kind).items()]
-        return any(
-            step.opname == "STORE_ATTR" and step.argval == self.key
-            for name, each in functions
-            if name != "__init__" and isinstance(each, FunctionType) and not each.__module__.startswith("torch.")
-            for step in dis.get_instructions(each)
-        )
+        """Its value now; None where it is gone."""
+        now = self.holder.now
+        if isinstance(now, dict):
+            return now.get(self.key)
+        return now[self.key] if self.key < len(now) else None
 
 
 @dataclass
-class _Held:
-    """A constant of the graph, and the tensor of the user that it shows."""
+class _Constant:
+    """A constant of the graph.
 
-    op: int
+    Attributes:
+        device: that reads it.
+        entries: where the user holds it.
+        tensor: of the user, which the step reads, or has a copy of.
+        address: of its memory as it was then.
+    """
+
     device: int
+    entries: list[_Entry]
     tensor: torch.Tensor
-    places: list[_Place]
     address: tuple[int, int]
 
 
-class HeldConstants:
-    """The constants of one graph: a teacher in the loss, weights of classes, tensors in plain attributes.
+class FollowedState:
+    """What one graph read of Python: a teacher in the loss, weights of classes, tensors and numbers in attributes.
 
-    Where they stay in the memory of the CPU they are the user's own tensors, so every step sees their current values. A
+    Constants that stay in the memory of the CPU are the user's own tensors, so every step sees their current values. A
     copy on a GPU is renewed once its tensor was changed in place, and so is any constant that was given other memory
     (`tensor.data = ...`), or whose attribute, or entry of a list or a dict, was given another tensor that is laid out
-    alike. A change that cannot be followed is refused: another collection or module in the place of one that held a
-        constant.
+    alike. Another collection or module in the place of one that held a constant is refused. After any other change the
+    step is traced again, and refused if it would be another one.
 
     Args:
         graph: with its program.
         plan: where the constants are.
         residents: of the graph.
-        model: whose attributes are followed, where it is a copy of the one that was captured.
         held: the devices whose constants are followed; all by default.
+        where: the kind of callable, for messages.
     """
 
     def __init__(
@@ -354,133 +356,196 @@ class HeldConstants:
         graph: OpGraph,
         plan: Plan,
         residents: Residents,
-        model: nn.Module | None = None,
         *,
         held: Collection[int] | None = None,
+        where: str = "placed step",
     ) -> None:
-        program, self._residents = require_program(graph), residents
-        places: dict[object, list[_Place]] = defaultdict(list)
-        for place in _places(program.origin.model, program.origin.loss_fn, model):
-            if isinstance(place.value, torch.Tensor):
-                places[memory(place.value)].append(place)
-        self._folded = [(each, places[memory(each.tensor)]) for each in program.folded]
-        self._all = [
-            _Held(op, int(plan.devices[op]), source.held, places[memory(source.held)], _address(source.held))
+        self._graph, self._residents, self._where = graph, residents, where
+        program = require_program(graph)
+        origin = program.origin
+        self._read: ReadState | None = origin.read
+        self._harmless = set[str]()
+        self._number, self._last, self._apart = 0, -OFTEN, 1
+        modules = (*origin.model.named_modules(), *modules_of_loss(origin.model, origin.loss_fn))
+        self._kinds = {path: type(module) for path, module in modules}
+        # Entries that hold a tensor, and tuples that do, by its memory; and entries that hold a collection or a module.
+        entries, tuples = (defaultdict[object, list[_Entry]](list) for _ in range(2))
+        holders = defaultdict[int, list[_Entry]](list)
+        kept = () if self._read is None else self._read.kept.values()
+        for entry in (_Entry(each.below(key), each, key, value) for each in kept for key, value in each.items):
+            for value in _with_items(entry.before):
+                owner, _ = collection_of(value)
+                holders[id(value if owner is None else owner)].append(entry)
+                if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+                    (entries if value is entry.before else tuples)[memory(value)].append(entry)
+        self._constants = {
+            op: _Constant(int(plan.devices[op]), entries[memory(source.held)], source.held, _address(source.held))
             for op, source in program.sources.items()
             if source.held is not None and not isinstance(source.held, FakeTensor)
             if held is None or int(plan.devices[op]) in held
-        ]
-        found = chain(*(each.places for each in self._all), *(each for _, each in self._folded))
-        self._around = list({(id(each.holder), each.key): each for place in found for each in place.around}.values())
+        }
+        self._folded = [(each, entries[memory(each.tensor)]) for each in program.folded]
+        # All that is around a constant, from the collection that holds it up to the model or the loss.
+        tensors = [*(each.tensor for each in self._constants.values()), *(each.tensor for each in program.folded)]
+        read = [memory(tensor) for tensor in tensors]
+        left = [each for found in (entries, tuples) for one in read for each in found[one]]
+        self._around = {(id(each.holder), each.key): each for one in read for each in tuples[one]}
+        while left:
+            for each in holders[id(left.pop().holder.owner)]:
+                if (place := (id(each.holder), each.key)) not in self._around:
+                    self._around[place] = each
+                    left.append(each)
 
-    @property
-    def now(self) -> dict[int, torch.Tensor]:
-        """The constants by their ops, as the user holds them now."""
-        return {each.op: each.tensor for each in self._all}
-
-    def tensors(self, ops: set[int]) -> list[torch.Tensor]:
+    def tensors(self, ops: Collection[int]) -> list[torch.Tensor]:
         """The constants among `ops`, as the user holds them."""
-        return [each.tensor for each in self._all if each.op in ops]
+        return [each.tensor for op, each in self._constants.items() if op in ops]
 
-    def follow(self) -> bool:
+    def follow(self, again: Callable[[], OpGraph], free: Collection[str] = ()) -> bool:
         """Takes over changes since the last time; whether the code of the step must be bound anew.
 
+        Args:
+            again: captures the step as it is now.
+            free: names of entries that may change.
+
         Raises:
-            InvalidValue: a tensor was changed that the capture read as a number; or one, or its holder, was replaced by
-                an object that the graph cannot take.
+            InvalidValue: a tensor was changed that the capture read as a number; one, or its holder, was replaced by an
+                object that the graph cannot take; or the step would be another one today.
         """
-        for place in self._around:
-            if place.now is not place.value:
-                raise _replaced(place, "what was captured: it holds constants of the graph")
-        for folded, places in self._folded:
-            if folded.tensor._version != folded.version or not all(
-                place.now is folded.tensor or _are_equal(place.now, folded.tensor) for place in places
+        self._number += 1
+        is_same = self._read is None or self._read.is_same()
+        for each in () if is_same else self._around.values():
+            if each.now is not each.before:
+                raise _replaced(each, "what was captured: it holds constants of the graph")
+        for folded, entries in self._folded:
+            if folded.tensor._version != folded.version or not (
+                is_same or all(_are_equal(entry.now, folded.tensor) for entry in entries)
             ):
                 raise InvalidValue(
                     folded.name,
                     "changed since the capture",
                     "the values that it had then",
-                    where="placed step",
+                    where=self._where,
                     hint="The capture read them as numbers (`.item()`, `float(...)`): use the tensor itself in the "
                     "model or the loss, or capture again.",
                 )
+        now = {op: each.tensor if is_same else self._held_now(each) for op, each in self._constants.items()}
+        if not is_same:
+            self._compare(again, now, free)
         is_moved = False
-        for each in self._all:
-            now = each.tensor
-            for place in each.places:
-                if _shows(other := place.now, now):
-                    continue
-                if not isinstance(other, torch.Tensor) or layout(other) != layout(now):
-                    if place.is_cache():
-                        continue
-                    raise _replaced(
-                        place, f"a tensor of {str(now.dtype).removeprefix('torch.')} {tuple(now.shape)}, as captured"
-                    )
-                if any(not _shows(another.now, other) for another in each.places):
-                    raise _replaced(place, "the tensor that is in its other places, too")
-                now = other
-            address = _address(now)
-            if now is each.tensor and address == each.address:
+        for op, constant in self._constants.items():
+            tensor, address = now[op], _address(now[op])
+            if tensor is constant.tensor and address == constant.address:
                 continue
-            if not self._residents.is_own(each.op, each.device):
-                self._residents.set_tensor(each.op, each.device, now.detach())
-            elif address[0] != each.address[0]:
-                self._residents.adopt(each.op, each.device, now.detach())
+            if not self._residents.is_own(op, constant.device):
+                self._residents.set_tensor(op, constant.device, tensor.detach())
+            elif address[0] != constant.address[0]:
+                self._residents.adopt(op, constant.device, tensor.detach())
                 is_moved = True
-            each.tensor, each.address = now, address
+            constant.tensor, constant.address = tensor, address
         return is_moved
 
+    def _held_now(self, constant: _Constant) -> torch.Tensor:
+        """The tensor that the user holds now in all entries of a constant."""
+        now = constant.tensor
+        for entry in constant.entries:
+            if _shows(other := entry.now, now):
+                continue
+            if not isinstance(other, torch.Tensor) or layout(other) != layout(now):
+                if self._is_cache(entry):
+                    continue
+                looks = f"{str(now.dtype).removeprefix('torch.')} {tuple(now.shape)}"
+                raise _replaced(entry, f"a tensor of {looks}, as captured")
+            if any(not _shows(another.now, other) for another in constant.entries):
+                raise _replaced(entry, "the tensor that is in its other places, too")
+            now = other
+        return now
 
-def _replaced(place: _Place, expected: str) -> InvalidValue:
+    def _is_cache(self, entry: _Entry) -> bool:
+        """Whether methods of its module set it: it may then be for inputs of another shape, as a mask made once is."""
+        kind = self._kinds.get(entry.holder.name, object) if isinstance(entry.holder.owner, dict) else object
+        functions = [each for base in kind.__mro__ for each in vars(base).items()]
+        return any(
+            step.opname == "STORE_ATTR" and step.argval == entry.key
+            for name, each in functions
+            if name != "__init__" and isinstance(each, FunctionType) and not each.__module__.startswith("torch.")
+            for step in dis.get_instructions(each)
+        )
+
+    def _compare(
+        self, again: Callable[[], OpGraph], constants: Mapping[int, torch.Tensor], free: Collection[str]
+    ) -> None:
+        """Traces the step anew where state other than constants has changed, and refuses it where it is another one."""
+        assert self._read is not None
+        changed, since = {each.name: each for each in self._read.differences(free)}, self._number - self._last
+        if not changed:
+            self._read.accept()
+        elif not changed.keys() <= self._harmless or since >= self._apart:
+            try:
+                with kept_traces():  # as one that is tried: not compared with plain PyTorch again
+                    graph = again()
+            except CaptureError as error:
+                raise self._refusal(changed) from error
+            if not self._is_alike(graph, constants):
+                raise self._refusal(changed)
+            self._apart = min(2 * self._apart, MOST_APART) if since < OFTEN else 1
+            self._read, self._last = require_program(graph).origin.read, self._number
+            self._harmless |= changed.keys()
+            _log.log(
+                logging.WARNING if since < OFTEN else logging.INFO,
+                "%s changed, which leaves the %s as it is. Its next value is looked at after %d steps: where it "
+                "matters, pass it as a tensor",
+                ", ".join(changed),
+                self._where,
+                self._apart,
+            )
+
+    def _is_alike(self, graph: OpGraph, constants: Mapping[int, torch.Tensor]) -> bool:
+        """Whether another capture of the model computes the same, with the constants as they are now."""
+        before, now = require_program(self._graph), require_program(graph)
+        told = [
+            repr((each.calls, each.views, each.result, each.gradients, each.input_gradients)) for each in (before, now)
+        ]
+        return (self._graph.fingerprint, told[0]) == (graph.fingerprint, told[1]) and all(
+            _are_equal(now.sources[op].held, constants.get(op, source.held))
+            for op, source in before.sources.items()
+            if source.held is not None
+        )
+
+    def _refusal(self, changed: Mapping[str, Change]) -> InvalidValue:
+        names = sorted(changed, key=lambda name: name in self._harmless)
+        now, before = (
+            each
+            if isinstance(each, bool | int | float | str | tuple | None)
+            else Described(f"{a} {type(each).__name__}")
+            for a, each in (("another", changed[names[0]].value), ("a", changed[names[0]].before))
+        )
+        return InvalidValue(
+            names[0],
+            now,
+            f"{before!r}, as captured",
+            where=self._where,
+            hint=f"With {' and '.join(names)} as now, the step is another one. Call `recapture()` to go on with that; "
+            "what changes from step to step is passed as a tensor, among the inputs or targets.",
+        )
+
+
+def _with_items(value: object) -> Iterator[object]:
+    """A value; of a tuple, what is in it, too."""
+    yield value
+    for item in value if isinstance(value, tuple) else ():
+        yield from _with_items(item)
+
+
+def _replaced(entry: _Entry, expected: str) -> InvalidValue:
     hint = "Write new values in place (`copy_`, `load_state_dict`), or capture again."
-    return InvalidValue(place.name, "replaced since the capture", expected, where="placed step", hint=hint)
-
-
-def _places(model: nn.Module, loss_fn: Any, copied: nn.Module | None) -> Iterator[_Place]:
-    """Places of tensors in modules, and in their lists and dicts; those of a copy in the place of the model's own."""
-    copies = {} if copied is None else dict(copied.named_modules())
-    for path, module in model.named_modules():
-        followed = copies.get(path, module)
-        yield from _filled(path, own_entries(vars(module)), followed.__dict__, (), followed)
-    around: dict[int, tuple[_Place, ...]] = {}
-    for place in _named_by(loss_fn):
-        around.setdefault(id(place.value), (place,))
-        if isinstance(place.value, (list, dict)):
-            yield from _filled(place.name, place.value, place.value, (place,), None)
-    for path, module in modules_of_loss(model, loss_fn):
-        above = around.get(id(module), ())
-        for name, child in module._modules.items():
-            around[id(child)] = (*above, _Place(f"{path}.{name}".strip("."), module._modules, name, child))
-        for holder in (module._parameters, module._buffers, module.__dict__):
-            yield from _filled(path, own_entries(holder), holder, above, module)
-
-
-def own_entries(holder: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes of a module, or entries of a registry of it, that are no registry themselves."""
-    return {key: value for key, value in holder.items() if key not in ("_parameters", "_buffers", "_modules")}
-
-
-def _named_by(loss_fn: Any) -> Iterator[_Place]:
-    """Objects that a loss function names in its globals and closures."""
-    for name, holder, key in places_of(loss_fn) if isinstance(loss_fn, FunctionType) else ():
-        place = _Place(name, holder, key, None)
-        yield replace(place, value=place.now)
-
-
-def _filled(name: str, own: Any, followed: Any, around: tuple[_Place, ...], owner: object) -> Iterator[_Place]:
-    for key, value in own.items() if isinstance(own, dict) else enumerate(own):
-        below = f"{name}.{key}".strip(".") if owner is not None else f"{name}[{key!r}]"
-        place = _Place(below, followed, key, value, owner, around)
-        now = place.now
-        if isinstance(value, torch.Tensor):
-            if owner is not None or isinstance(now, torch.Tensor):
-                yield place
-        elif isinstance(value, (list, tuple, dict)) and type(now) is type(value) and len(value) <= MOST_ENTRIES:
-            yield from _filled(below, value, now, (*around, _Place(below, followed, key, now)), None)
+    return InvalidValue(entry.name, "replaced since the capture", expected, where="placed step", hint=hint)
 
 
 def _are_equal(found: object, tensor: torch.Tensor) -> bool:
-    return isinstance(found, torch.Tensor) and layout(found) == layout(tensor) and torch.equal(found, tensor)
+    """Whether `found` is a tensor of the same layout and values."""
+    if not isinstance(found, torch.Tensor) or layout(found) != layout(tensor):
+        return False
+    return isinstance(tensor, FakeTensor) or memory(found) == memory(tensor) or torch.equal(found, tensor)
 
 
 def _shows(found: object, tensor: torch.Tensor) -> bool:
@@ -491,8 +556,3 @@ def _shows(found: object, tensor: torch.Tensor) -> bool:
 def _address(tensor: torch.Tensor) -> tuple[int, int]:
     """Where its memory begins, and the count of writes to it."""
     return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
-
-
-def layout(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...], torch.device]:
-    """Type, shape, strides and device."""
-    return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device

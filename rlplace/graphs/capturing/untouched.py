@@ -351,7 +351,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class Kept:
     """A collection, the attributes of an object, a class, or a parameter with hooks, with its earlier entries."""
 
     name: str
@@ -489,25 +489,25 @@ class PythonState:
         others: Iterable[tuple[str, object]] = (),
     ) -> None:
         self._has_closures, self._entered_once = has_closures, set[object]()
-        self._kept: dict[int, _Kept] = {}
+        self.kept: dict[int, Kept] = {}
         self._streams: dict[int, _Stream] = {}
         modules = list(modules)
         self._kinds = own_classes(module for _, module in modules)
         self._left = left = deque[tuple[str, object, bool]]((path, module, False) for path, module in modules)
         left.extend((kind.__name__, kind, False) for kind in self._kinds)
         left.extend((name, other, False) for name, other in others)
-        while left and len(self._kept) < MOST_VALUES + 20 * len(modules):  # these have 14 registries each
+        while left and len(self.kept) < MOST_VALUES + 20 * len(modules):  # these have 14 registries each
             name, value, is_registry = left.popleft()
             if isinstance(value, tuple):
                 left.extend((f"{name}[{index}]", item, False) for index, item in enumerate(value))
                 continue
-            if id(value) in self._kept:
+            if id(value) in self.kept:
                 continue
             owner, has_attributes = self._entered(name, value)
-            if owner is None or id(owner) in self._kept:
+            if owner is None or id(owner) in self.kept:
                 continue
             prefix = "" if isinstance(owner, FunctionType) else name  # its variables have names of their own
-            self._kept[id(owner)] = kept = _Kept(prefix, owner, _copied(owner), has_attributes or is_registry)
+            self.kept[id(owner)] = kept = Kept(prefix, owner, _copied(owner), has_attributes or is_registry)
             is_module = isinstance(value, nn.Module)
             for key, each in kept.items:
                 below = kept.below(key)
@@ -517,19 +517,19 @@ class PythonState:
                     left.append((below, each, is_module and key in _REGISTRIES))
 
     def _entered(self, name: str, value: object) -> tuple[Any, bool]:
-        """As `_collection` has it; what else belongs to the value is added to those that are left."""
+        """As `collection_of` has it; what else belongs to the value is added to those that are left."""
         if self._has_closures and isinstance(value, (FunctionType, MethodType)) and value not in self._entered_once:
             self._entered_once.add(value)  # a function may hold itself
             self._left.extend((name, each, False) for each in _held_by(value))
-        return (value, True) if isinstance(value, type) and value in self._kinds else _collection(value)
+        return (value, True) if isinstance(value, type) and value in self._kinds else collection_of(value)
 
     @property
     def names(self) -> set[str]:
         """Of all that it looks into, as a `Change` has them."""
-        kept = [each for each in self._kept.values() if not isinstance(each.owner, type)]
+        kept = [each for each in self.kept.values() if not isinstance(each.owner, type)]
         below = {
             each.below(key)
-            for each in self._kept.values()
+            for each in self.kept.values()
             for key, value in each.items
             if not (isinstance(each.owner, type) and callable(value))
         }
@@ -537,13 +537,13 @@ class PythonState:
 
     def changes(self) -> list[Change]:
         """The entries that have changed, by name."""
-        found = [change for kept in self._kept.values() for change in kept.changes()]
+        found = [change for kept in self.kept.values() for change in kept.changes()]
         found += [Change(each.name, None) for each in self._streams.values() if each.is_changed]
         return list({change.name: change for change in reversed(found)}.values())[::-1]
 
     def restore(self) -> None:
         """Restores all of it."""
-        for kept in self._kept.values():
+        for kept in self.kept.values():
             kept.restore()
         for stream in self._streams.values():
             stream.restore()
@@ -593,7 +593,7 @@ class ReadState(PythonState):
         self.free, hooked = {*free}, [*(model.named_parameters() if hooked is None else hooked)]
         self._hooked = {id(each) for _, each in hooked}
         super().__init__((*model.named_modules(), *modules_of_loss(model, loss_fn)), others=(("", loss_fn), *hooked))
-        owners = [each.owner for each in self._kept.values()]
+        owners = [each.owner for each in self.kept.values()]
         self._variables = [functools.partial(getattr, each, "_backward_hooks") for _, each in hooked] + [
             functools.partial(getattr, holder, "cell_contents")
             if isinstance(holder, CellType)
@@ -639,7 +639,7 @@ class ReadState(PythonState):
         ]
 
     def _entered(self, name: str, value: object) -> tuple[Any, bool]:
-        owner, has_attributes = _collection(value)
+        owner, has_attributes = collection_of(value)
         more: list[Any] = own_classes([value]) if has_attributes else []
         if isinstance(value, _WRAPPERS):
             more = [getattr(value, each, None) for each in _WRAPPED]
@@ -660,7 +660,7 @@ def _attributes(kind: type) -> dict[str, Any]:
     return {key: value for key, value in vars(kind).items() if not key.startswith(("__", "_abc"))}
 
 
-def _collection(value: object) -> tuple[Any, bool]:
+def collection_of(value: object) -> tuple[Any, bool]:
     """The part of a value that can be changed, and whether that is its attributes; None where nothing can, or is known
     of it."""
     if isinstance(value, nn.Module):

@@ -174,10 +174,12 @@ class Held(nn.Module):
         self.teacher = nn.Linear(6, 3, dtype=torch.float64).requires_grad_(False)
         self.listed, self.named = [torch.ones(3, dtype=torch.float64)], {"w": torch.ones(3, dtype=torch.float64)}
         self.plain = torch.ones(3, dtype=torch.float64)
+        self.pair = torch.ones(3, dtype=torch.float64), 2
 
     def forward(self, output: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         wanted = self.teacher(x).detach()
-        return (self.listed[0] * self.named["w"] * self.plain * (output - wanted) ** 2).mean()
+        weights = self.listed[0] * self.named["w"] * self.plain * self.pair[0]
+        return (weights * (output - wanted) ** 2).mean()
 
 
 def fresh() -> torch.Tensor:
@@ -194,6 +196,10 @@ def set_item(loss: Held) -> None:
 
 def set_attribute(loss: Held) -> None:
     loss.plain = fresh()
+
+
+def set_tuple(loss: Held) -> None:
+    loss.pair = fresh(), 2
 
 
 def set_list(loss: Held) -> None:
@@ -231,7 +237,10 @@ def test_constants_that_are_replaced_are_those_of_the_next_step(change: Callable
 
 @pytest.mark.parametrize(
     ("change", "name"),
-    [(set_list, "listed"), (set_dict, "named"), (set_module, "teacher"), (set_shape, "plain"), (drop, "listed[0]")],
+    [
+        *((set_list, "listed"), (set_dict, "named"), (set_module, "teacher"), (set_shape, "plain")),
+        *((drop, "listed[0]"), (set_tuple, "pair")),
+    ],
 )
 def test_constants_that_cannot_be_followed_are_refused_by_name(change: Callable[[Held], None], name: str) -> None:
     (x, _), *_ = batches(1)

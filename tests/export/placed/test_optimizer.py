@@ -31,15 +31,20 @@ def eager_step(model: Any, optimizer: torch.optim.Optimizer, x: torch.Tensor, la
     optimizer.step()
 
 
+def with_twin(spec: OptimizerSpec) -> tuple[torch.nn.Module, torch.nn.Module, torch.optim.Optimizer]:
+    """A model to be placed, one that runs eagerly, and its optimizer."""
+    model = classifier()
+    eager = twin(model)
+    return model, eager, torch_optimizer(spec, list(eager.parameters()))
+
+
 def test_every_optimizer_says_what_may_change() -> None:
     assert OPTIONS.keys() == OPTIMIZERS.keys() == SPECS.keys()
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_every_option_that_is_set_is_that_of_the_next_step(name: str) -> None:
-    model = classifier()
-    eager = twin(model)
-    optimizer = torch_optimizer(SPECS[name], list(eager.parameters()))
+    model, eager, optimizer = with_twin(SPECS[name])
     with placed(captured(model, SPECS[name])) as step:
         for number, (x, labels) in enumerate(batches(len(OPTIONS[name]) + 1)):
             step(x, targets=labels)
@@ -54,9 +59,7 @@ def test_every_option_that_is_set_is_that_of_the_next_step(name: str) -> None:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_schedulers_step_its_options(name: str) -> None:
-    model = classifier()
-    eager = twin(model)
-    optimizer = torch_optimizer(SPECS[name], list(eager.parameters()))
+    model, eager, optimizer = with_twin(SPECS[name])
     with placed(captured(model, SPECS[name])) as step:
         schedules = [
             torch.optim.lr_scheduler.LambdaLR(each, lambda epoch: 0.5**epoch) for each in (step.optimizer, optimizer)
@@ -74,9 +77,7 @@ def test_schedulers_step_its_options(name: str) -> None:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_state_goes_to_eager_and_comes_back(name: str) -> None:
-    model = classifier()
-    eager = twin(model)
-    optimizer = torch_optimizer(SPECS[name], list(eager.parameters()))
+    model, eager, optimizer = with_twin(SPECS[name])
     with placed(captured(model, SPECS[name])) as step:
         for x, labels in batches(3):
             eager_step(eager, optimizer, x, labels)
@@ -97,9 +98,7 @@ def test_state_goes_to_eager_and_comes_back(name: str) -> None:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_captured_steps_and_those_of_its_optimizer_have_one_state(name: str) -> None:
-    model = classifier()
-    eager = twin(model)
-    optimizer = torch_optimizer(SPECS[name], list(eager.parameters()))
+    model, eager, optimizer = with_twin(SPECS[name])
     with placed(captured(model, SPECS[name])) as step:
         for number, (x, labels) in enumerate(batches(6)):
             eager_step(eager, optimizer, x, labels)
@@ -166,9 +165,7 @@ def test_no_option_of_a_group_is_ignored(name: str) -> None:
 def test_momentum_that_a_scheduler_sets_is_refused_without_a_state_for_it() -> None:
     (x, labels), *_ = batches(1)
     for name, cycles in (("sgd", True), ("sgd", False), ("momentum", True)):
-        model = classifier()
-        eager = twin(model)
-        optimizer = torch_optimizer(SPECS[name], list(eager.parameters()))
+        model, eager, optimizer = with_twin(SPECS[name])
         with placed(captured(model, SPECS[name])) as step:
             if name == "sgd" and cycles:
                 torch.optim.lr_scheduler.CyclicLR(step.optimizer, 0.01, 0.1)
