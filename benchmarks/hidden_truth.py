@@ -6,10 +6,12 @@ of the one plan that it names. `ROWS` are the methods. The true problem is descr
 
 from __future__ import annotations
 
+import argparse
 import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from record import argument, parse
 
-from rlplace.cli.option_groups import print_json
+from rlplace.cli.option_groups import only_json_on_stdout, print_json
 from rlplace.compare.comparison import Comparison, Row, collected, row_or_failure
 from rlplace.compare.run_compare import Output, method_words, say_row
 from rlplace.errors import RunnerError, check_known, refuse_if
@@ -379,6 +381,11 @@ def main(words: Sequence[str] | None = None) -> int:
         argument("--quiet", action="store_true"),
         words=words,
     )
+    with only_json_on_stdout() if options.json else nullcontext():
+        return _compared(options)
+
+
+def _compared(options: argparse.Namespace) -> int:
     rows = method_words(options.methods, ROWS, "method with a hidden truth")
     config = TrueConfig(
         Truth.parse(options.true),
