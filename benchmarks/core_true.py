@@ -1,7 +1,7 @@
 """A truth that nobody sees, on a suite of problems: python benchmarks/core_true.py core-dev, then again with --render.
 
-Every problem, truth, seed and number of measurements with every row of `rlplace compare --true`, and for each truth the
-best that a long search on it finds. What is done is kept in `results/NAME.jsonl`, a line a row. Any number of processes
+Every problem, truth, seed and number of measurements with every row of `hidden_truth.py`, and for each truth the best
+that a long search on it finds. What is done is kept in `results/NAME.jsonl`, a line a row. Any number of processes
 with the same command share the work: each takes the next row that no other has, and a row whose process was stopped is
 free again. `--render` writes `results/NAME.json` and `results/NAME.md`. In the suite `learn-dev` a seed is that of the
 problem, too.
@@ -23,11 +23,11 @@ from typing import Any, BinaryIO
 
 from best_known import encode
 from core_true_tables import UNTRACED, markdown
+from hidden_truth import ROWS, TRACED_COSTS, TrueConfig, compare_true
 from record import RESULTS, argument, parse, record, save
 from suites import CORE_DEV, LEARN_DEV, key_of, problem_of
 
 from rlplace.compare import Row
-from rlplace.compare.hidden_truth import ROWS, TRACED_COSTS, TrueConfig, compare_true
 from rlplace.files import jsonable, read_json
 from rlplace.measure import Problem, Simulator
 from rlplace.measure.truth import KINDS, Truth, true_problem
@@ -84,7 +84,7 @@ class Settings:
     measured: dict[str, tuple[int, ...]]
     """Numbers of measured plans for each kind of truth."""
     evaluations: int | None
-    """Simulated placements of a row; as `rlplace compare --true` has it where None."""
+    """Simulated placements of a row; as `benchmarks/hidden_truth.py` has it where None."""
     reference: int
     """Evaluations of the search on the truth."""
     is_traced: bool = False

@@ -8,11 +8,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from hidden_truth import ROWS
 from record import as_markdown, table
 
 from rlplace.compare import mean_ratio
 from rlplace.compare.comparison import paired_ratio
-from rlplace.compare.hidden_truth import ROWS
 from rlplace.measure.truth import KINDS
 
 AGENT = "learned"

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from core_micro import problem_of as cut_problem_of
+from hidden_truth import TrueConfig, compare_true
 from record import RESULTS, argument, parse
 from suites import CORE_DEV, problem_of
 
 from rlplace.compare import CompareConfig, Row, compare
-from rlplace.compare.hidden_truth import TrueConfig, compare_true
 from rlplace.files import read_json, write_json_atomic
 from rlplace.measure import Problem
 from rlplace.measure.truth import Truth

@@ -39,7 +39,7 @@ from rlplace.training import SearchConfig, TrainConfig
 from rlplace.training.config import AgentConfig
 
 AGAIN = ("in-process", "store", "track", "cluster", "init", "priors")
-"""Options that a run folder is not believed where they reach out of it: they may be given again."""
+"""Options that reach out of a run folder, which says nothing of them: they are given again."""
 BESIDE_RESUME = ("resume", "budget", *AGAIN, "json", "quiet", "no-wait")
 """Options that go with `--resume`; all others are as the run was started."""
 BESIDE_HOST = ("host", "run", "overwrite", "gangs", "pin", "exclude", "together")
@@ -110,28 +110,24 @@ def train(
         quiet: no progress on stderr; the table stays on stdout, but beside `--json`
     """
     folder = run if run is not None or workload is None else Path("runs") / workload.replace("/", "_").replace(":", "_")
+    own: dict[str, Any] = {"track": track, "cluster": cluster, "search": search, "learn": learn}
     is_again = resume is None and folder is not None and _is_restarted(folder)
     if is_again or resume is not None:
         resume, given = (folder, frozenset[str]()) if is_again else (resume, GIVEN.get())
         assert resume is not None
         _check_given(given)
-        from rlplace.training.train_and_resume import Named, Shown, resume_training
+        from rlplace.training.train_and_resume import Shown, resume_training
 
         more_s = budget if isinstance(budget, MoreTime) else 0.0
-        named = Named(
-            workload=workload,
-            budget_s=budget if "budget" in given and not more_s else None,
-            more_s=more_s,
-            store=storing.store if "store" in given else None,
-            track=track if "track" in given else None,
-            cluster=cluster if "cluster" in given else None,
-            isolated=False if in_process else None,
-            init=learn.init,
-            priors=search.priors,
-        )
-        how: dict[str, Any] = {"is_waiting": not storing.no_wait, "shown": Shown(quiet, not (quiet and json), json)}
+        again = TrainConfig(store=storing.store, isolated=False if in_process else None, **own)
+        how: dict[str, Any] = {
+            "workload": workload,
+            "budget_s": budget if "budget" in given and not more_s else None,
+            "is_waiting": not storing.no_wait,
+            "shown": Shown(quiet, not (quiet and json), json),
+        }
         if "host" not in given:
-            result = resume_training(resume, named, **how)
+            result = resume_training(resume, again, more_s=more_s, **how)
         elif more_s:
             raise InvalidValue(
                 "budget",
@@ -147,7 +143,7 @@ def train(
                 resume,
                 found,
                 folder_for(resume, host) if run is None else run,
-                named,
+                again,
                 host_word=host,
                 gangs=placing.gangs,
                 constraints=placing.own_constraints(found),
@@ -188,12 +184,9 @@ def train(
             budget_s=budget,
             total_s=total,
             evaluations=evaluations,
-            track=track,
             is_traced=not no_trace,
-            cluster=cluster,
-            search=search,
-            learn=learn,
             agent=agent,
+            **own,
         )
         from rlplace.training.train_and_resume import Shown, run_training
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from rlplace.cli.option_groups import (
-    GIVEN,
     Batched,
     Duration,
     Grouped,
@@ -272,8 +271,8 @@ def compare(
     methods: str = "all",
     evaluations: int | None = None,
     seconds: float | None = None,
-    seeds: int | None = None,
-    objective: str | None = None,
+    seeds: int = 1,
+    objective: str = "latency",
     true: str | None = None,
     measured: int | None = None,
     trace: bool = False,
@@ -300,16 +299,14 @@ def compare(
         methods: `all`, or names with commas between them
         evaluations: placements that each method may score with each seed
         seconds: wall time of all methods and seeds together; 60 where no budget is given
-        seeds: how many seeds each method that draws is run with, from `--seed` on; one by default
-        objective: latency (the default), throughput, or for dnn-partitioning files max-load or piece-latency
-        true: KIND:SEED, a truth that methods do not see (moderate, hard, misfit or in-place): on a preset, step times
-            are off by factors drawn from it, each method measures a few plans, and its score is the true time of the
-            one it names
-        measured: plans that `learned` measures on this machine; with --true, plans that each method may measure
-        trace: with --true, measurements have timelines, from which `learned` and `traced-costs` learn
+        seeds: how many seeds each method that draws is run with, from `--seed` on
+        objective: latency, throughput, or for dnn-partitioning files max-load or piece-latency
+        true: KIND:SEED; methods on a hidden true problem are compared by `python benchmarks/hidden_truth.py` now
+        measured: plans that `learned` measures on this machine
+        trace: as `--true`: on this machine steps are traced without it
         no_trace: on this machine, plans that calibrate the simulator, or that `learned` measures, run no traced step,
             from whose timeline they learn otherwise
-        seed: of every method's draws and of random ops; with --true, that of the truth where none is given
+        seed: of every method's draws and of random ops
         workload_seed: of the workload's weights and inputs
         save: write METHOD-SEED.placement.json into this folder (and split files for dnn-partitioning files)
         plot: write a picture of every search's best so far, over placements and seconds, to this PNG file
@@ -319,21 +316,27 @@ def compare(
         json: print one JSON object on stdout
         quiet: no progress; the table stays, but beside `--json`
     """
+    refuse_if(
+        true is not None or trace,
+        "true",
+        true,
+        "none, and no --trace",
+        where="compare",
+        hint="Methods on a hidden true problem are compared by `python benchmarks/hidden_truth.py WORKLOAD --true "
+        "KIND:SEED --measured N`, in the repository.",
+    )
     spec, asked = parse_workload(workload), batch.parse()
     from rlplace.compare import OBJECTIVES, CompareConfig
-    from rlplace.compare.run_compare import Output, run_compare, run_true_compare, split_methods, true_config
+    from rlplace.compare.run_compare import Output, run_compare, split_methods
     from rlplace.partitioning import is_published_file, run_published
 
-    minimised = "latency" if objective is None else objective
-    if minimised not in OBJECTIVES:
-        raise UnknownName("objective", minimised, OBJECTIVES)
+    if objective not in OBJECTIVES:
+        raise UnknownName("objective", objective, OBJECTIVES)
     output = Output(save, plot, is_quiet=quiet, is_table=not (quiet and json))
     if spec.is_file and is_published_file(spec.path):
         for field, value, expected, hint in (
             ("host", host, None, "A dnn-partitioning file carries its own host."),
-            ("true", true, None, "A dnn-partitioning file says what its steps take."),
             ("measured", measured, None, "A dnn-partitioning file says what its steps take."),
-            ("trace", trace, False, "A dnn-partitioning file says what its steps take."),
             ("cluster", cluster, "off", "Problems of the published benchmark are solved on this machine."),
             ("micro_batches", asked.count, 1, "A dnn-partitioning file holds a step as it was cut by others."),
         ):
@@ -347,11 +350,11 @@ def compare(
                 )
         result = run_published(
             spec.path,
-            minimised,
+            objective,
             methods,
             evaluations=evaluations,
             seconds=seconds,
-            seeds=1 if seeds is None else seeds,
+            seeds=seeds,
             seed=seed,
             output=output,
         )
@@ -367,46 +370,21 @@ def compare(
             seed=seed,
             workload_seed=workload_seed,
         )
-        is_hidden = true is not None or ((trace or measured is not None) and setup.host.is_simulated)
-        hint = "On this machine, steps are traced without --trace, and --no-trace stops that."
-        refuse_if(trace and not is_hidden, "trace", True, "False without --true", where="compare", hint=hint)
-        is_simulated = is_hidden or setup.host.is_simulated
-        refuse_if(no_trace and is_simulated, "no_trace", True, "False on a simulated host", where="compare", hint=hint)
-        if is_hidden:
-            hidden = true_config(
-                true,
-                measured,
-                methods,
-                evaluations,
-                seconds,
-                seeds=seeds,
-                objective=objective,
-                seed=seed if "seed" in GIVEN.get() else None,
-                is_traced=trace,
-            )
-            result = run_true_compare(setup, output, hidden, cluster=cluster)
-        elif minimised not in ("latency", "throughput"):
-            raise InvalidValue(
-                "objective",
-                minimised,
-                "latency or throughput",
-                where="compare",
-                hint="max-load and piece-latency are for files of the published benchmark.",
-            )
-        else:
-            searches, baselines = split_methods(methods)
-            config = CompareConfig(
-                searches,
-                evaluations,
-                seconds,
-                1 if seeds is None else seeds,
-                minimised,
-                isolated=setup.isolated,
-                seed=seed,
-                measured=measured,
-                is_traced=not no_trace,
-            )
-            result = run_compare(setup, output, config, baselines, cluster=cluster)
+        is_simulated = setup.host.is_simulated
+        refuse_if(no_trace and is_simulated, "no_trace", True, "False on a simulated host", where="compare")
+        searches, baselines = split_methods(methods)
+        config = CompareConfig(
+            searches,
+            evaluations,
+            seconds,
+            seeds,
+            objective,
+            isolated=setup.isolated,
+            seed=seed,
+            measured=measured,
+            is_traced=not no_trace,
+        )
+        result = run_compare(setup, output, config, baselines, cluster=cluster)
     if json:
         print_json(result)
     if result["interrupted"]:

@@ -178,16 +178,8 @@ def compare(
         UnknownName, InvalidValue: a mistake in `config`; measurements on a simulated host, or together with a cluster.
     """
     config = config or CompareConfig()
-    if config.objective not in ("latency", "throughput"):
-        raise InvalidValue(
-            "objective",
-            config.objective,
-            "latency or throughput",
-            where="compare",
-            hint="max-load and piece-latency are for files of the published benchmark.",
-        )
-    check_measured(config, problem.host, is_spread=cluster is not None)
-    simulator = Simulator(problem, objective=config.objective, threads=config.threads)
+    objective = check_on(problem.host, config, is_spread=cluster is not None)
+    simulator = Simulator(problem, objective=objective, threads=config.threads)
     learn = None if config.measured is None else partial(_learned, simulator, config, known, log)
     others = [(dataclasses.replace(row, seed=config.seed), timer) for row, timer in others]
     found: dict[int, Row] = {}
@@ -200,7 +192,7 @@ def compare(
         rows, verdict = _measured(simulator, rows, others, log, config)
     else:
         rows += [row for row, timer in others if timer is None]
-    bound_s, bound = max((lower_bound_s(problem, config.objective), *((row.proved_s, row.method) for row in rows)))
+    bound_s, bound = max((lower_bound_s(problem, objective), *((row.proved_s, row.method) for row in rows)))
     reached = min((row.value_s for row in rows if row.is_placement), default=math.inf)
     if bound_s * (1 - ROUNDING) <= reached < bound_s:  # a bound that is reached, summed up in another order
         bound_s = reached
@@ -218,17 +210,26 @@ def compare(
     )
 
 
-def check_measured(config: CompareConfig, host: Host, *, is_spread: bool) -> None:
-    """Refuses plans to be measured where nothing can be measured while methods search.
+def check_on(host: Host, config: CompareConfig, *, is_spread: bool) -> Literal["latency", "throughput"]:
+    """The objective, unless methods are asked for what they cannot do on a host.
 
     Args:
-        config: the methods, and the budget of each.
         host: where.
+        config: the methods, and the budget of each.
         is_spread: whether a cluster searches.
 
     Raises:
-        InvalidValue: the host is simulated, or a cluster searches.
+        InvalidValue: an objective of the published benchmark, or plans to be measured while methods search, where the
+            host is simulated or a cluster searches.
     """
+    if config.objective not in ("latency", "throughput"):
+        raise InvalidValue(
+            "objective",
+            config.objective,
+            "latency or throughput",
+            where="compare",
+            hint="max-load and piece-latency are for files of the published benchmark.",
+        )
     refuse_if(
         config.measured is not None and (host.is_simulated or is_spread),
         "measured",
@@ -236,6 +237,7 @@ def check_measured(config: CompareConfig, host: Host, *, is_spread: bool) -> Non
         "none beside a cluster" if is_spread else f"none on {host.name}, which is simulated",
         where="compare",
     )
+    return config.objective
 
 
 def _searched(
@@ -398,8 +400,8 @@ def find_row(
     is_chosen = refused is not None and refused.field in chosen
     why = "" if refused is None else _CHOSEN[refused.field] if is_chosen else str(refused)
     if name == LEARNED and learn is None and not (refused and chosen):
-        ask = "`--true KIND:SEED`" if simulator.problem.host.is_simulated else "`--measured N`"
-        why = f"it learns from measured steps: ask for them with {ask}"
+        ask = "a host of this machine" if simulator.problem.host.is_simulated else "`--measured N`"
+        why = f"it learns from measured steps: that needs {ask}"
     if why:
         return Row(name, seed, "skipped", why=why)
     run = partial(learn, seed, budget) if name == LEARNED and learn else partial(_row, simulator, name, seed, budget)

@@ -1,7 +1,4 @@
-"""`run_compare`: the command `rlplace compare`, from words to a table and saved placements.
-
-`run_true_compare`: the command `rlplace compare --true`, from words to a table.
-"""
+"""`run_compare`: the command `rlplace compare`, from words to a table and saved placements."""
 
 from __future__ import annotations
 
@@ -15,14 +12,12 @@ from typing import Any
 
 from rlplace.cluster import reach
 from rlplace.compare.comparison import Comparison, Row
-from rlplace.compare.equal_budgets import OP_ORDER, CompareConfig, check_measured, compare
-from rlplace.compare.hidden_truth import ROWS, TRACED_COSTS, TrueConfig, compare_true
+from rlplace.compare.equal_budgets import OP_ORDER, CompareConfig, check_on, compare
 from rlplace.compare.pytorch_baselines import BASELINES, pytorch_baselines
-from rlplace.errors import FileProblem, InvalidValue, check_known, refuse_if
+from rlplace.errors import FileProblem, check_known, refuse_if
 from rlplace.files import os_errors
 from rlplace.measure import Placement, Problem, Simulator, save_placement
 from rlplace.measure.timing.threads import one_thread_here
-from rlplace.measure.truth import Truth, check_no_gangs, true_problem
 from rlplace.report.console import WIDTH, Progress, compare_table, make_progress, show
 from rlplace.say import counted, format_seconds
 from rlplace.search.rules.baselines import best_single
@@ -40,20 +35,9 @@ def split_methods(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
     Raises:
         UnknownName: no such method.
-        InvalidValue: nothing is named, or a row that there is with a hidden truth alone.
+        InvalidValue: nothing is named.
     """
-    known = OP_ORDER, *METHODS, *BASELINES
-    for word in (word.strip() for word in text.split(",")):
-        options = "--true KIND:SEED --measured N" + " --trace" * (word == TRACED_COSTS)
-        refuse_if(
-            word in ROWS and word not in known,
-            "methods",
-            word,
-            "methods that need no hidden truth",
-            where="compare",
-            hint=f"This one goes with `{options}`.",
-        )
-    words = method_words(text, known)
+    words = method_words(text, (OP_ORDER, *METHODS, *BASELINES))
     words = ("all", *BASELINES) if "all" in words else words
     return tuple(word for word in words if word not in BASELINES), tuple(word for word in words if word in BASELINES)
 
@@ -70,55 +54,6 @@ def method_words(text: str, known: Collection[str], what: str = "method") -> tup
     for word in words:
         check_known(what, word, ("all", *known))
     return words
-
-
-def true_config(
-    truth: str | None,
-    measured: int | None,
-    methods: str,
-    evaluations: int | None,
-    seconds: float | None,
-    *,
-    seeds: int | None,
-    objective: str | None,
-    seed: int | None = None,
-    is_traced: bool = False,
-) -> TrueConfig:
-    """The configuration that `--true` and `--measured` ask for.
-
-    Args:
-        truth: `KIND:SEED`.
-        measured: plans that each row may measure.
-        methods: `all`, or names with commas between them.
-        evaluations: placements that each row may simulate.
-        seconds: of all rows.
-        seeds: the value of `--seeds`; must be None.
-        objective: the value of `--objective`; latency or None.
-        seed: of every row's draws; None for that of the truth.
-        is_traced: whether measurements come with timelines.
-
-    Raises:
-        UserError: one of the two without the other, an option that does not go with them, or a mistake in one.
-    """
-    if truth is None:
-        raise InvalidValue(
-            "true", None, "KIND:SEED beside --measured and --trace", where="compare", hint="For example: --true hard:0."
-        )
-    if measured is None:
-        raise InvalidValue(
-            "measured", None, "a number of plans beside --true", where="compare", hint="For example: --measured 16."
-        )
-    refuse_if(
-        seeds is not None,
-        "seeds",
-        seeds,
-        "none beside --true",
-        where="compare",
-        hint="A row draws from the seed of --true, or from --seed.",
-    )
-    refuse_if(objective not in (None, "latency"), "objective", objective, "latency beside --true", where="compare")
-    words = method_words(methods, ROWS, "method with a hidden truth")
-    return TrueConfig(Truth.parse(truth), measured, words, evaluations, seconds, seed=seed, is_traced=is_traced)
 
 
 @dataclass(frozen=True)
@@ -160,7 +95,7 @@ class Output:
 
         Args:
             comparison: with all rows.
-            problem: whose step times the rows have: beside a hidden truth, the true one.
+            problem: whose step times the rows have.
             progress: ends here.
 
         Raises:
@@ -212,7 +147,7 @@ def run_compare(
         where="compare",
         hint="Their number is chosen by the latency of a step: give a number, --micro-batches K.",
     )
-    check_measured(config, host, is_spread=cluster != "off")
+    check_on(host, config, is_spread=cluster != "off")
     output.check()
     if not host.is_simulated:
         check_store(setup.store)
@@ -258,53 +193,13 @@ def run_compare(
     return output.conclude(comparison, problem, progress) | told
 
 
-@one_thread_here()
-def run_true_compare(setup: Setup, output: Output, config: TrueConfig, *, cluster: str = "off") -> dict[str, Any]:
-    """Compares beside a hidden truth, prints the table, keeps the placements; returns the object of `--json`.
-
-    Args:
-        setup: the step to place, on a simulated host.
-        output: where the rows go; the picture is of the best measured step so far.
-        config: the rows and the truth.
-        cluster: whose workers have a row each: `off`, `auto` or an address.
-
-    Raises:
-        UserError: the host is real or has gangs, the workload cannot be built or captured, or a file cannot be
-            written.
-    """
-    refuse_if(
-        not setup.host.is_simulated,
-        "host",
-        setup.host.name,
-        "a simulated host beside --true",
-        where="compare",
-        hint="Give --host a preset (`rlplace hosts` lists them): on this machine the truth is measured.",
-    )
-    check_no_gangs(setup.host)
-    output.check()
-    progress = make_progress(is_quiet=output.is_quiet)
-    with reach(cluster, say=progress.say) as workers:
-        steps = Steps(setup.spec, setup.host, setup.workload_seed, setup.asked)
-        prepared = prepare(steps, progress.say, setup, evaluations=config.evaluations)
-        progress.say(f"truth {config.truth}")
-        comparison = compare_true(
-            prepared.problem,
-            config,
-            workload=str(setup.spec),
-            on_row=lambda row: progress.say(say_row(row)),
-            cluster=workers,
-        )
-    told = {"seed": config.drawn_from, "workload_seed": setup.workload_seed, "micro_batches": prepared.to_dict()}
-    return output.conclude(comparison, true_problem(prepared.problem, config.truth), progress) | told
-
-
 def draw_rows(problem: Problem, comparison: Comparison, path: Path) -> None:
     """Writes the best step so far of all methods that search, over placements and seconds.
 
-    Placements are those scored by the simulator; beside a hidden truth, those measured.
+    Placements are those scored by the simulator; where the rows are judged by a hidden truth, those measured.
 
     Args:
-        problem: whose step times the rows have: beside a hidden truth, the true one.
+        problem: whose step times the rows have.
         comparison: with the rows.
         path: of the PNG file.
 

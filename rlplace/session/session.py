@@ -474,10 +474,6 @@ class Session(Database):
         """When and how the table was made; None before that."""
         return self.fact("ending", Ending)
 
-    def keep_durations(self, expected: dict[str, float], taken: dict[str, float]) -> None:
-        """Keeps how long the parts of all of the run were expected to take and took, once its table is there."""
-        self.keep(ending=dataclasses.replace(self.required("ending", Ending), expected=expected, taken=taken))
-
     @property
     def explanation(self) -> Explanation | None:
         """Where the time of the best placement's step goes; None where the run did not come so far."""

@@ -36,6 +36,7 @@ from rlplace.measure import (
 from rlplace.measure.bounds import even_split_s
 from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.explain.explanation import Alternative, Explanation, Kind, save_explanation
+from rlplace.measure.host_model import LearnedHost
 from rlplace.measure.host_model.learned_host import FILE as HOST_MODEL
 from rlplace.measure.timing.eager_step import EagerRecipe, Other, check_has_values
 from rlplace.measure.timing.threads import usable_cores
@@ -317,22 +318,24 @@ WEIGHTS = ("policy.safetensors", "policy.json")
 """The files of a saved policy."""
 
 
-@dataclass
-class TrainingRun:
-    """The state that the phases of a run share.
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What the phases of a run share; what they find goes into its session, and nothing here changes.
 
     Attributes:
-        session: its state.
+        session: what is known so far.
         folder: where its outputs go; None for a run without one.
-        problem: as profiled or estimated, or under the fitted host model.
-        config: how it searches, within its limit of time.
+        problem: as profiled or estimated.
+        config: as asked for, within the rest of its limit of time.
         progress: told how it goes.
         tracker: told figures.
         start: (N,) a placement that methods may start from.
         is_resumed: whether it goes on from the session.
+        known_hosts: knowledge of the host, besides that of the store.
+        profiling_s: how long the problem was profiled.
+        expected: how long the run was expected to take before that; None where that was not said.
         log: keeps measurements; None where nothing is.
         cluster: whose machines measure or search; None for this one.
-        weights: of the policy to begin with, where the session brings them.
     """
 
     session: Session
@@ -343,13 +346,14 @@ class TrainingRun:
     tracker: Tracker
     start: NDArray[np.int32] | None = None
     is_resumed: bool = False
+    known_hosts: Sequence[LearnedHost] = ()
+    profiling_s: float = 0.0
+    expected: Durations | None = None
     log: StoreLog | None = None
     cluster: Cluster | None = None
-    weights: Path | None = None
 
-    def keep_placement(self, plan: Plan, method: str) -> None:
+    def keep_placement(self, placement: Placement) -> None:
         """Keeps the best placement so far, and writes it as `placement.json`."""
-        placement = Placement.of(self.problem, plan, method)
         self.session.keep_placement(placement)
         if self.folder is not None:
             save_placement(placement, self.folder.path("placement.json"))
@@ -409,7 +413,7 @@ class Leader:
         single_s: its step time.
     """
 
-    def __init__(self, run: TrainingRun, evaluator: Evaluator, reference: Plan, single_s: float) -> None:
+    def __init__(self, run: Run, evaluator: Evaluator, reference: Plan, single_s: float) -> None:
         self._run, self._evaluator, self._kept = run, evaluator, ""
         self._bests = {"single": (reference, ratio_of(single_s, single_s)), **run.session.bests()}
         self._keep()
@@ -431,18 +435,27 @@ class Leader:
         if self._kept == plan.fingerprint:
             return ""
         self._kept = plan.fingerprint
-        self._run.keep_placement(plan, method)
+        self._run.keep_placement(Placement.of(self._evaluator.problem, plan, method))
         return method
 
     def keep_learned(self, learned: Saveable) -> None:
-        """Keeps the learned host model, or the policy, of a method."""
-        folder = self._run.folder
+        """Keeps the learned host model, also in the store, or the policy of a method."""
+        run, folder = self._run, self._run.folder
         if isinstance(learned, Agent):
+            lines = learned.say()
             if folder is not None:
                 learned.save(folder.path(HOST_MODEL))
+            if run.log is not None:
+                run.log.keep_learned(run.problem.graph.fingerprint, LearnedHost.of(learned.posterior, lines))
+            factors = "".join(f"\n  {line}" for line in lines)
+            run.progress.say(
+                f"what was learned about the host:{factors}"
+                if factors
+                else "the host is as profiled, as far as the measured steps tell"
+            )
             return
         saved = SavedFiles.of(learned)
-        self._run.session.keep_files(saved.files)
+        run.session.keep_files(saved.files)
         if folder is not None:
             saved.save(folder.path(WEIGHTS[0]))
 
@@ -499,19 +512,20 @@ def kept_table(session: Session, plans: Mapping[str, Plan]) -> Table | None:
     return Table(tuple(row.to_dict() for row in kept.rows), kept.best, dict(plans), kept.verdict)
 
 
-def keep_outcome(run: TrainingRun, result: TrainResult, found: Mapping[str, MethodResult]) -> None:
+def keep_outcome(run: Run, problem: Problem, result: TrainResult, found: Mapping[str, MethodResult]) -> None:
     """Keeps the end of a run: the table, the best placement, a step of it, and its explanation; writes the files.
 
     Without a folder nothing of it would be read: making the explanation alone takes kernels that nothing else needs.
 
     Args:
         run: that has come to its end.
+        problem: that was searched.
         result: of it.
         found: by method that searched.
     """
     if run.folder is None:
         return
-    session, problem, table = run.session, run.problem, result.table
+    session, table = run.session, result.table
     kind, shown = "measured" if result.is_measured else "simulated", result.timeline.source
     session.keep_placement(result.placement)
     keep_table(session, table)

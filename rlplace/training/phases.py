@@ -7,13 +7,12 @@ import hashlib
 import math
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from rlplace.errors import RunnerError
 from rlplace.measure import Placement, Problem, Simulator
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.host_model import HostKnowledge, LearnedHost, Prior, knowledge_of, prior_of
+from rlplace.measure.host_model import HostKnowledge, Prior, knowledge_of, prior_of
 from rlplace.measure.timing.eager_step import EagerRecipe
 from rlplace.say import Say
 from rlplace.search.improve.moves import are_kernels_kept
@@ -43,8 +42,8 @@ from rlplace.training.outputs import (
     ONE_THREAD,
     SIMPLE,
     Leader,
+    Run,
     Table,
-    TrainingRun,
     TrainResult,
     compile_kernels,
     keep_outcome,
@@ -63,12 +62,11 @@ IRRELEVANT = ("budget_s", "total_s", "isolated", "track", "cluster", "store")
 """Fields of `TrainConfig` that may be others when a run goes on."""
 
 
-def find_best(run: TrainingRun, known_hosts: Sequence[LearnedHost]) -> TrainResult:
+def find_best(run: Run) -> TrainResult:
     """All of a run, on a problem that is there.
 
     Args:
-        run: with its problem as profiled or estimated; it gets the calibrated one.
-        known_hosts: knowledge of the host, besides that of the store.
+        run: with all that its phases share.
 
     Raises:
         RunnerError: no placement could be run, or the reference failed.
@@ -78,8 +76,8 @@ def find_best(run: TrainingRun, known_hosts: Sequence[LearnedHost]) -> TrainResu
     session.begin(signature_of(run.problem, asked), is_resumed=run.is_resumed)
     session.load_results(run.problem)
     is_compiled, simulator = are_kernels_kept(), Simulator(run.problem)
-    expected = _expected(run, methods, is_compiled=is_compiled)
-    measuring: dict[str, Any] = {"seed": run.config.seed, "log": run.log, "isolated": run.config.isolated}
+    config, expected = _expected(run, methods, is_compiled=is_compiled)
+    measuring: dict[str, Any] = {"seed": asked.seed, "log": run.log, "isolated": asked.isolated}
     # A worker takes seconds to start, and compiling one core: both at once, while nothing is measured.
     compiling = threading.Thread(target=compile_kernels, args=(run.problem, simulator), daemon=True)
     compiling.start()
@@ -89,14 +87,15 @@ def find_best(run: TrainingRun, known_hosts: Sequence[LearnedHost]) -> TrainResu
         if not is_compiled:
             begin_s = time.monotonic()  # a limit for all parts begins with compiled kernels
         if not session.bests():  # before calibration, which takes a while: a run that is stopped has a placement
-            run.keep_placement(simulator.plan(baselines.best_single(run.problem, simulator)), "single")
+            single = simulator.plan(baselines.best_single(run.problem, simulator))
+            run.keep_placement(Placement.of(run.problem, single, "single"))
         starting_s = watch.lap_s()
 
-        prior, knowledge = prior_of(run.problem, run.config.search.priors), _knowledge(run, known_hosts)
-        known = _calibrated(run, prior, knowledge, evaluator)
+        prior, knowledge = prior_of(run.problem, asked.search.priors), _knowledge(run)
+        problem, known = _calibrated(run, config, prior, knowledge, evaluator)
         calibration_s = watch.lap_s()
 
-        problem, simulator = run.problem, Simulator(run.problem)
+        simulator = Simulator(problem)
         reference = baselines.best_single(problem, simulator)
         single_s = float(simulator.step_times(reference[None])[0])
         evaluator = make_evaluator(
@@ -109,14 +108,15 @@ def find_best(run: TrainingRun, known_hosts: Sequence[LearnedHost]) -> TrainResu
         heuristics_s = starting_s + watch.lap_s()
 
         if asked.total_s is not None:
-            config, after_s = dataclasses.replace(run.config, budget_s=asked.budget_s), 0.0
+            after_s = 0.0
             if evaluator.is_measured:  # the machine may have become busy since the profile: the forecast is revised
                 rows, step_s = num_rows(methods, problem.host), evaluator.time_step_s()
                 after_s = forecast(problem.graph, problem.host, asked, step_s, num_rows=rows).table_s
             left_s = asked.total_s - (time.monotonic() - begin_s) - after_s
-            run.config = searching_within(config, left_s, session.spent_s(in_turn=not problem.host.is_simulated))
-        options = options_of(run, methods, evaluator, known, prior, knowledge)
-        found = search_all(run, evaluator, options, single_s, leader)
+            config = dataclasses.replace(config, budget_s=asked.budget_s)
+            config = searching_within(config, left_s, session.spent_s(in_turn=not problem.host.is_simulated))
+        options = options_of(run, config, methods, evaluator, known, prior, knowledge)
+        found = search_all(run, config, evaluator, options, single_s, leader)
         search_s = watch.lap_s()
         for count, what in (
             (evaluator.num_recalled, "were known before and not measured again"),
@@ -126,13 +126,14 @@ def find_best(run: TrainingRun, known_hosts: Sequence[LearnedHost]) -> TrainResu
                 progress.say(f"{count} step times {what}")
 
         left_s = math.inf if asked.total_s is None else asked.total_s - (time.monotonic() - begin_s)
-        table = _judged(run, evaluator, entries | {method: found[method] for method in methods}, asked, left_s)
+        entries |= {method: found[method] for method in methods}
+        table = _judged(run, config, evaluator, entries, left_s)
         plan = table.plans[table.best]
         timeline = timeline_of(evaluator, plan, progress.say, is_hurried=asked.total_s is not None)
         placement = dataclasses.replace(Placement.of(problem, plan, table.best), verdict=table.verdict)
-        taken = Durations(0.0, calibration_s, heuristics_s, search_s, watch.lap_s())
-        result = TrainResult(placement, table, timeline, evaluator.is_measured, taken, expected)
-        keep_outcome(run, result, found)
+        taken = Durations(run.profiling_s, calibration_s, heuristics_s, search_s, watch.lap_s())
+        result = TrainResult(placement, table, timeline, evaluator.is_measured, taken, run.expected or expected)
+        keep_outcome(run, problem, result, found)
         if run.folder is not None:
             path = run.folder.path
             run.tracker.log_best(
@@ -153,15 +154,15 @@ def signature_of(problem: Problem, config: TrainConfig) -> str:
     return digest.hexdigest()[:16]
 
 
-def _expected(run: TrainingRun, methods: tuple[str, ...], *, is_compiled: bool) -> Durations:
-    """How long the run is expected to take, which is said; its configuration is cut to its limit of time."""
+def _expected(run: Run, methods: tuple[str, ...], *, is_compiled: bool) -> tuple[TrainConfig, Durations]:
+    """The configuration within its limit of time, and how long the run is expected to take, which is said."""
     problem, config, is_simulated = run.problem, run.config, run.problem.host.is_simulated
     if methods[0] != method_of(config, is_simulated=False):
         run.progress.say(
             f"the host is simulated, nothing can be measured: `{methods[0]}` takes the place of `{LEARNED}`"
         )
     step_s = float(problem.costs.op_time_s.sum(axis=0).min())
-    run.config, expected = within(
+    config, expected = within(
         problem.graph,
         problem.host,
         config,
@@ -179,16 +180,16 @@ def _expected(run: TrainingRun, methods: tuple[str, ...], *, is_compiled: bool) 
             is_compiled=is_compiled,
         )
     )
-    return expected
+    return config, expected
 
 
-def _knowledge(run: TrainingRun, known_hosts: Sequence[LearnedHost]) -> HostKnowledge | None:
+def _knowledge(run: Run) -> HostKnowledge | None:
     """Knowledge of the host from other workloads, as of the begin of the run: its own must not count twice."""
     if run.log is None:
         return None
     known = run.session.known_hosts
     if known is None:
-        known = (*run.log.learned_hosts(run.problem.host), *known_hosts)
+        known = (*run.log.learned_hosts(run.problem.host), *run.known_hosts)
         run.session.keep_known_hosts(known)
     knowledge = knowledge_of(known, run.problem.costs.source)
     if knowledge is not None:
@@ -198,13 +199,12 @@ def _knowledge(run: TrainingRun, known_hosts: Sequence[LearnedHost]) -> HostKnow
 
 
 def _calibrated(
-    run: TrainingRun, prior: Prior, knowledge: HostKnowledge | None, evaluator: Evaluator | None
-) -> Known | None:
-    """The measurements of calibration; the run's problem becomes the calibrated one. Nothing on a simulated host."""
-    config = run.config
+    run: Run, config: TrainConfig, prior: Prior, knowledge: HostKnowledge | None, evaluator: Evaluator | None
+) -> tuple[Problem, Known | None]:
+    """The calibrated problem, and the measurements for it; on a simulated host the problem as it is."""
     if not config.num_calibrated or run.problem.host.is_simulated:
-        return None
-    run.problem, known = calibrated(
+        return run.problem, None
+    return calibrated(
         run.problem,
         config.num_calibrated,
         seed=config.seed,
@@ -219,18 +219,17 @@ def _calibrated(
         evaluator=evaluator,
         is_traced=config.is_traced,
     )
-    return known
 
 
 def _judged(
-    run: TrainingRun, evaluator: Evaluator, entries: dict[str, MethodResult], asked: TrainConfig, left_s: float
+    run: Run, config: TrainConfig, evaluator: Evaluator, entries: dict[str, MethodResult], left_s: float
 ) -> Table:
     """The final table with its verdict: as it was measured before an interruption, or measured now.
 
     Raises:
         RunnerError: nothing in it ran to its end.
     """
-    say, problem = run.progress.say, run.problem
+    say, problem, asked = run.progress.say, evaluator.problem, run.config
     plans = {method: entry.plan for method, entry in entries.items() if entry.plan is not None}
     table = kept_table(run.session, plans) if evaluator.is_measured else None
     if table is None:
@@ -238,7 +237,7 @@ def _judged(
         step_s = evaluator.time_step_s() if evaluator.is_measured and math.isfinite(left_s) else 0.0
         # a verdict needs its rounds, while few are enough to choose what is judged: the table has the rest
         left_s -= verdict_s(problem.graph, problem.host, asked, step_s) + 2 * step_s
-        table = measure_table(problem, evaluator, entries, run.config, say, left_s, step_s)
+        table = measure_table(problem, evaluator, entries, config, say, left_s, step_s)
         if table.leader:
             table = judge_table(problem, evaluator, table, asked, say)
         if table.best and evaluator.is_measured:

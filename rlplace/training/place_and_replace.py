@@ -13,16 +13,17 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from rlplace.errors import RunnerError, UserError
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.errors import RunnerError
 from rlplace.graphs import Constraints
 from rlplace.locks import measuring_alone
 from rlplace.measure import Host, Placement, Plan, Problem, Simulator, save_placement
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.hosts.host_file import ENDINGS
 from rlplace.measure.timing.threads import one_thread_here
-from rlplace.policy.policies import checked_policy
 from rlplace.report.console import make_progress
-from rlplace.say import Say
 from rlplace.search import Budget, SearchResult, find
 from rlplace.search.rules import baselines
 from rlplace.session.folder import RunFolder
@@ -42,19 +43,16 @@ from rlplace.training.elastic.placed_again import (
     search_again,
     without_policy,
 )
-from rlplace.training.method_choice import METHODS, POLICY, PORTFOLIO, method_of
-from rlplace.training.outputs import WEIGHTS, compile_kernels
+from rlplace.training.method_choice import METHODS, PORTFOLIO
+from rlplace.training.outputs import compile_kernels
 from rlplace.training.train_and_resume import (
+    CARRIED,
     EVERYTHING,
-    INIT,
     NOTHING,
     Job,
-    Named,
     Shown,
-    believed,
-    run_job,
-    started,
-    written,
+    resume_training,
+    with_given,
 )
 
 
@@ -192,13 +190,13 @@ def replace_run(
         if run is not None:
             _keep(
                 made,
-                placement,
+                placement.devices,
                 run,
-                host,
                 host_word,
                 gangs=gangs,
                 constraints=constraints,
                 overwrite=overwrite,
+                placement=placement,
             )
         told: dict[str, Any] = {
             "schema": 1,
@@ -229,29 +227,32 @@ def replace_run(
 
 def _keep(
     made: Replaced,
-    placement: Placement,
+    start: NDArray[np.int32] | None,
     root: Path,
-    host: Host,
     host_word: str,
     *,
     gangs: bool,
     constraints: Constraints | None,
     overwrite: bool,
+    placement: Placement | None = None,
 ) -> None:
-    """Keeps the placement as a run: its options are those of the old one, its host is another."""
-    known = made.known
+    """Keeps the problem, and the placement if there is one, as a run: its options are those of the old one."""
+    known, host = made.known, made.match.new
     config = known.config if constraints is None else dataclasses.replace(known.config, constraints=constraints)
     if not host.is_simulated:  # what is measured has a budget of time
         config = without_policy(dataclasses.replace(config, evaluations=None), host)
     job = Job.of(known.setup(host, host_word, gangs=gangs), config, placed_again=str(known.session.path.parent))
-    prepared = Prepared(made.problem, known.session.request.asked, 0, placement.devices)
+    prepared = Prepared(made.problem, known.session.request.asked, 0, start)
     with closing(RunFolder.create(root, overwrite=overwrite)) as run:
         try:
             with Session.open(run) as session:
                 job.keep(session, run)
                 job.keep_problem(prepared, session, run)
-                session.keep_placement(placement)
-                save_placement(placement, run.path("placement.json"))
+                if made.learned is not None:
+                    session.keep(**{CARRIED: made.learned})
+                if placement is not None:
+                    session.keep_placement(placement)
+                    save_placement(placement, run.path("placement.json"))
         except BaseException:
             run.clear()
             raise
@@ -262,29 +263,33 @@ def resume_elsewhere(
     folder: Path,
     host: Host,
     new_folder: Path,
-    named: Named = NOTHING,
+    given: TrainConfig = NOTHING,
     *,
     host_word: str,
-    gangs: bool = False,
+    workload: str | None = None,
     constraints: Constraints | None = None,
+    gangs: bool = False,
     overwrite: bool = False,
+    budget_s: float | None = None,
     is_waiting: bool = True,
     shown: Shown = EVERYTHING,
 ) -> dict[str, Any]:
     """Trains on another host, with the request and the state of a run; returns the object of `--json`.
 
-    Op times and links that the run measured, factors that it learned, its best placement and the weights of its policy
-    are where the new run begins; see `rlplace.training.elastic`. Figures of the new host count from there.
+    Op times and links that the run measured, factors that it learned and its best placement are where the new run
+    begins; see `rlplace.training.elastic`. Figures of the new host count from there.
 
     Args:
         folder: of the run, which is not changed.
         host: where to train.
         new_folder: of the new run.
-        named: the options that the user named again; a budget counts for the new run only.
+        given: as of `resume_training`.
         host_word: the user's word for the host.
-        gangs: whether it was to have gangs.
+        workload: the workload again, where the run is of a user's function or file.
         constraints: pins, exclusions, and ops that stay together, instead of the run's.
+        gangs: whether the host was to have gangs.
         overwrite: whether there may be a run in `new_folder` already.
+        budget_s: seconds of search, for the new run only.
         is_waiting: wait for another search that measures on this machine, instead of giving up.
         shown: the output for people.
 
@@ -295,32 +300,16 @@ def resume_elsewhere(
         UserError: the workload cannot be captured, or not be placed on this host.
     """
     RunFolder.check(new_folder, overwrite=overwrite)
-    known = read_known(folder, named.workload)
-    progress = make_progress(is_quiet=shown.is_quiet)
+    known = read_known(folder, workload)
+    say = make_progress(is_quiet=shown.is_quiet).say
     with closing(known.session):
-        config = believed(known.config, named, str(known.session.path))
-        config = _config(config, host, named, progress.say)
-        with measuring_alone(host, say=progress.say, run=new_folder, is_waiting=is_waiting):
-            made = replaced(known, host, say=progress.say, constraints=constraints, isolated=config.isolated)
-            for line in device_lines(made.match):
-                progress.say(line)
-            if constraints is not None:
-                config = dataclasses.replace(config, constraints=constraints)
-            problem = made.believed if host.is_simulated else made.problem  # what can be measured is learned afresh
-            prepared = Prepared(problem, known.session.request.asked, 0, made.start)
-            job = Job.of(known.setup(host, host_word, gangs=gangs), config, placed_again=str(folder))
-            job.check()
-            weights = _weights(config, problem, known.session, progress.say)
-            run = RunFolder.create(new_folder, overwrite=overwrite)
-
-            def keep(session: Session) -> None:
-                session.keep_files(weights)
-                job.keep(session, run)
-                session.keep_problem(prepared)
-
-            with started(run, job, progress, keep) as session:
-                known_hosts = () if made.learned is None else (made.learned,)
-                return run_job(job, prepared, run, session, progress, shown=shown, known_hosts=known_hosts)
+        with_given(known.config, given, str(known.session.path))  # refuses before anything is captured
+        made = replaced(known, host, say=say, constraints=constraints, isolated=given.isolated, is_waiting=is_waiting)
+        for line in device_lines(made.match):
+            say(line)
+        _keep(made, made.start, new_folder, host_word, gangs=gangs, constraints=constraints, overwrite=overwrite)
+    again = None if workload is None else str(known.spec)
+    return resume_training(new_folder, given, workload=again, budget_s=budget_s, is_waiting=is_waiting, shown=shown)
 
 
 def folder_for(folder: Path, host_word: str) -> Path:
@@ -331,27 +320,3 @@ def folder_for(folder: Path, host_word: str) -> Path:
     """
     word = Path(host_word).stem if host_word.endswith(ENDINGS) else host_word
     return folder.with_name(f"{folder.resolve().name}-{re.sub(r'[^A-Za-z0-9.+_]+', '-', word)}")
-
-
-def _config(config: TrainConfig, host: Host, named: Named, say: Say) -> TrainConfig:
-    """The run's options, with the budget that is given now; one of evaluations holds where nothing is measured."""
-    if named.budget_s is not None:
-        config = dataclasses.replace(config, budget_s=named.budget_s, evaluations=None)
-    if config.evaluations is not None and not host.is_simulated:
-        say(f"placements are measured on {host.name}: a budget of {config.budget_s:g} s, not of evaluations")
-        config = dataclasses.replace(config, evaluations=None)
-    return without_policy(config, host)
-
-
-def _weights(config: TrainConfig, problem: Problem, old: Session, say: Say) -> dict[str, bytes]:
-    """The weights that the policy begins with, as files: those that the run kept, where they fit."""
-    files = {name: data for name, kept in zip(INIT, WEIGHTS, strict=True) if (data := old.file(kept)) is not None}
-    if method_of(config, is_simulated=problem.host.is_simulated) != POLICY or len(files) < len(INIT):
-        return {}
-    with written(files) as path:
-        try:
-            checked_policy(problem, dataclasses.replace(config.learn, init=str(path)), config.seed)
-        except UserError as error:
-            say(f"the policy begins anew, the weights of {old.path.parent} are of another size or kind: {error}")
-            return {}
-    return files

@@ -21,7 +21,7 @@ from rlplace.store.log import measuring
 from rlplace.training.config import TrainConfig
 from rlplace.training.forecast import afterwards
 from rlplace.training.method_choice import check_names
-from rlplace.training.outputs import TrainingRun, TrainResult
+from rlplace.training.outputs import Run, TrainResult
 from rlplace.training.phases import find_best
 from rlplace.training.tracking import NoTracker, Tracker
 
@@ -83,27 +83,36 @@ def train(
     config = completed(config, options)
     check_beside_problem(config, is_tracked=tracker is not None)
     with Session.in_memory() if run is None else Session.open(run) as session:
-        made = TrainingRun(
-            session, run, problem, config, progress_of(progress), tracker or NoTracker(), start, is_resumed=resume
+        shown = progress_of(progress)
+        made = Run(
+            session,
+            run,
+            problem,
+            config,
+            shown,
+            tracker or NoTracker(),
+            start,
+            is_resumed=resume,
+            known_hosts=known_hosts,
         )
         try:
-            result = train_in(made, workload=workload, known_hosts=known_hosts)
+            result = train_in(made, workload=workload)
             if not isinstance(progress, Progress):
-                made.progress.say(afterwards(result.durations, result.expected, config.evaluations))
-                made.progress.conclude(result.summary)
+                shown.say(afterwards(result.durations, result.expected, config.evaluations))
+                shown.conclude(result.summary)
             return result
         finally:
             if not isinstance(progress, Progress):
-                made.progress.close()
+                shown.close()
 
 
 @one_thread_here()
-def train_in(run: TrainingRun, *, workload: str, known_hosts: Sequence[LearnedHost] = ()) -> TrainResult:
+def train_in(run: Run, *, workload: str) -> TrainResult:
     """As `train`, in a session, on a problem that was made as the configuration says."""
     host, config, root = run.problem.host, run.config, None if run.folder is None else run.folder.root
     check_names(config, is_simulated=host.is_simulated)
     with (
-        reach(config.cluster, say=run.progress.say) as run.cluster,
+        reach(config.cluster, say=run.progress.say) as cluster,
         measuring(
             host,
             config.store,
@@ -111,9 +120,9 @@ def train_in(run: TrainingRun, *, workload: str, known_hosts: Sequence[LearnedHo
             say=run.progress.say,
             run=root,
             own=run.session.measurements,
-        ) as run.log,
+        ) as log,
     ):
-        return find_best(run, known_hosts)
+        return find_best(dataclasses.replace(run, cluster=cluster, log=log))
 
 
 def completed(config: TrainConfig | None, options: dict[str, Any]) -> TrainConfig:

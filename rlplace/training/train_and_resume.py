@@ -1,6 +1,6 @@
 """`run_training`: the command `rlplace train WORKLOAD`, from words to a run folder.
 
-`resume_training`: the command `rlplace train --resume DIR`; `believed`: how far a run folder is believed.
+`resume_training`: the command `rlplace train --resume DIR`.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ import dataclasses
 import errno
 import math
 import shlex
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlplace.cluster import check_cluster
-from rlplace.errors import DeviceLost, FileProblem, InvalidValue, RlplaceError, refuse_if
+from rlplace.errors import DeviceLost, FileProblem, RlplaceError, refuse_if
 from rlplace.files import write_text_atomic
 from rlplace.graphs import Constraints
 from rlplace.locks import measuring_alone
@@ -31,7 +30,7 @@ from rlplace.measure.timing.threads import one_thread_here, usable_cores
 from rlplace.policy.options import WEIGHTS_ENDING
 from rlplace.records import shortened
 from rlplace.report.console import CleanConsole, Progress, make_progress
-from rlplace.say import clean, say
+from rlplace.say import clean
 from rlplace.search.improve.moves import are_kernels_kept
 from rlplace.session.folder import RunFolder
 from rlplace.session.prepare import LEAST_TO_CHOOSE, Prepared, Steps, prepare, versions
@@ -52,7 +51,7 @@ from rlplace.training.forecast import (
     within_rest,
 )
 from rlplace.training.method_choice import check_names, method_of, methods_of
-from rlplace.training.outputs import WEIGHTS, TrainingRun, TrainResult, num_rows, result_of
+from rlplace.training.outputs import WEIGHTS, Run, TrainResult, num_rows, result_of
 from rlplace.training.run import train_in
 from rlplace.training.tracking import make_tracker
 from rlplace.workloads import WorkloadSpec, default_size, parse_kept_workload
@@ -60,16 +59,8 @@ from rlplace.workloads import WorkloadSpec, default_size, parse_kept_workload
 ANSWER = ("schema", "rows", "best", "micro_batches", "durations")
 """The entries of `result.json` that `--json` prints."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
-HARMLESS: dict[str, tuple[object, ...]] = {
-    "store": ("off", "auto"),
-    "track": ("disabled",),
-    "cluster": ("off",),
-    "isolated": (None, True),
-}
-"""Options that reach a path, a tracker, a host or code, with those of their values that a run folder is believed; the
-first stands for all others."""
-INIT = tuple(f"init.{name}" for name in WEIGHTS)
-"""The weights that a run on another host begins with, among the files of its session."""
+CARRIED = "carried_host"
+"""The host model that a run on another host begins with, among the records of its session."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +117,17 @@ class Job:
     def own_workload(self) -> list[str]:
         """The word that names the workload again where the run goes on, unless the run folder is believed."""
         return [] if self.spec.is_believed else [str(self.spec)]
+
+    def again(self, *where: str) -> str:
+        """The command that goes on with the run in a folder, with all that no folder says."""
+        config, default = self.config, TrainConfig()
+        init = config.learn.init if (config.learn.init or "").endswith(WEIGHTS_ENDING) else None
+        given = {name: getattr(config, name) for name in ("store", "track", "cluster")}
+        given = {name: value for name, value in given.items() if value != getattr(default, name)}
+        given |= {"init": init, "priors": config.search.priors}
+        words = [word for name, value in given.items() if value for word in (f"--{name}", str(value))]
+        words += ["--in-process"] * (config.isolated is False)
+        return shlex.join(["rlplace", "train", *self.own_workload, "--resume", *where, *words])
 
     @property
     def _names(self) -> tuple[list[str], list[str]]:
@@ -195,70 +197,64 @@ def run_training(
         progress.say(f"reading {spec}" if spec.is_file else f"building {spec} and capturing its step")
         steps = job.steps()
         run = RunFolder.create(folder, overwrite=overwrite)
-        with started(run, job, progress, lambda session: job.keep(session, run)) as session:
-            return run_job(job, steps, run, session, progress, shown=shown)
-
-
-@contextmanager
-def started(run: RunFolder, job: Job, progress: Progress, keep: Callable[[Session], None]) -> Iterator[Session]:
-    """The session of a new run, which can be gone on with from here.
-
-    Args:
-        run: its folder, which is closed at the end.
-        job: its request.
-        progress: told how to go on, if the run ends early.
-        keep: keeps what no run can go on without; if that fails, the same command may start the run again.
-    """
-    with closing(run):
-        try:
-            session = Session.open(run)
-            keep(session)
-        except BaseException:
-            run.clear()
-            raise
-        with session, going_on(run, job, progress):
-            yield session
+        with closing(run):
+            try:
+                session = Session.open(run)
+                job.keep(session, run)
+            except BaseException:  # the same command may start the run again
+                run.clear()
+                raise
+            with session, going_on(run, job, progress):
+                return run_job(job, steps, run, session, progress, shown=shown)
 
 
 def run_job(
     job: Job,
-    steps: Steps | Prepared,
+    steps: Steps,
     run: RunFolder,
     session: Session,
     progress: Progress,
     *,
     shown: Shown,
     is_resumed: bool = False,
-    known_hosts: Sequence[LearnedHost] = (),
 ) -> dict[str, Any]:
     """All of a run, where no other process measures, in a folder that is this process's.
 
     Args:
         job: the request, as the run's session has it.
-        steps: of its workload; or its problem, where that is known.
+        steps: of its workload.
         run: its folder.
         session: of the run.
         progress: told how it goes.
         shown: the output for people at the end.
         is_resumed: go on from the session.
-        known_hosts: knowledge of the host, besides that of the store.
     """
     begin_s, config = time.monotonic(), job.config
     tracker = make_tracker(config.track, run.root, job.told(job.request.asked.to_dict()))
     is_complete = False
     try:
         progress.say(f"devices: {', '.join(f'{device.name} ({device.kind})' for device in job.host.devices)}")
-        expected = None if is_resumed or isinstance(steps, Prepared) else _said_ahead(job, steps, progress)
+        expected = None if is_resumed else _said_ahead(job, steps, progress)
         watch = Stopwatch()
-        prepared = steps if isinstance(steps, Prepared) else _prepared(job, steps, session, progress, is_resumed)
+        prepared = _prepared(job, steps, session, progress, is_resumed)
         profiling_s = watch.lap_s()
         job.keep_problem(prepared, session, run)
-        made = TrainingRun(
-            session, run, prepared.problem, within_rest(config, begin_s), progress, tracker, prepared.start, is_resumed
+        asked, carried = within_rest(config, begin_s), session.fact(CARRIED, LearnedHost)
+        known = () if carried is None else (carried,)
+        made = Run(
+            session,
+            run,
+            prepared.problem,
+            asked,
+            progress,
+            tracker,
+            prepared.start,
+            is_resumed,
+            known,
+            profiling_s,
+            expected,
         )
-        weights = {name: data for name in INIT if (data := session.file(name)) is not None}
-        with written(weights) as made.weights:
-            result = train_in(made, workload=str(job.spec), known_hosts=known_hosts)
+        result = train_in(made, workload=str(job.spec))
         if not job.spec.is_function and not job.spec.is_file:  # anybody can build the workload
             write_text_atomic(
                 run.path("step.py"),
@@ -271,16 +267,12 @@ def run_job(
                     is_simulated=job.host.is_simulated,
                 ),
             )
-        taken = dataclasses.replace(result.durations, profiling_s=profiling_s)
-        expected = result.expected if expected is None else expected
-        session.keep_durations(expected.to_dict(), taken.to_dict())
-        run.write_json("result.json", result_of(session))
         tracker.log_table(result.table.rows)
         tracker.log_files("config", [run.path("config.json"), run.path("result.json")])
         if learned := [run.path(name) for name in (*WEIGHTS, HOST_MODEL) if run.has(name)]:
             tracker.log_files("policy", learned)
         is_complete = True
-        progress.say(afterwards(taken, expected, config.evaluations))
+        progress.say(afterwards(result.durations, result.expected, config.evaluations))
         report = _report(run, session, progress)
         session.keep(has_ended=True)
         progress.close()
@@ -300,20 +292,6 @@ def answer_of(session: Session) -> dict[str, Any]:
     return {name: result[name] for name in ANSWER if name in result}
 
 
-def again_words(config: TrainConfig) -> list[str]:
-    """The options that have to be given again where a run goes on: a run folder is not believed them.
-
-    >>> again_words(TrainConfig(store="mine.db", isolated=False))
-    ['--store', 'mine.db', '--in-process']
-    """
-    init = config.learn.init if (config.learn.init or "").endswith(WEIGHTS_ENDING) else None
-    named = {"store": config.store, "track": config.track, "cluster": config.cluster}
-    asked = {option: value for option, value in named.items() if value not in HARMLESS[option]}
-    asked |= {option: str(value) for option, value in (("init", init), ("priors", config.search.priors)) if value}
-    words = [word for option, value in asked.items() for word in (f"--{option}", value)]
-    return words + ([] if config.isolated in HARMLESS["isolated"] else ["--in-process"])
-
-
 @contextmanager
 def going_on(run: RunFolder, job: Job, progress: Progress) -> Iterator[None]:
     """Says which results were kept and how to go on, if a run ends early.
@@ -321,7 +299,7 @@ def going_on(run: RunFolder, job: Job, progress: Progress) -> Iterator[None]:
     Raises:
         DeviceLost: in the place of any error that was raised while a device was lost.
     """
-    command = shlex.join(["rlplace", "train", *job.own_workload, "--resume", str(run.root), *again_words(job.config)])
+    command = job.again(str(run.root))
     try:
         yield
     except KeyboardInterrupt:
@@ -367,13 +345,12 @@ def _offer(job: Job, folder: Path) -> str:
     """How a run goes on without the devices that it lost."""
     request, own = job.request, job.own_workload
     where = [str(folder), "--host", what_is_left(job.host, request.host), *(["--gangs"] if request.gangs else [])]
-    train = shlex.join(["rlplace", "train", *own, "--resume", *where, *again_words(job.config)])
+    train = job.again(*where)
     place = shlex.join(["rlplace", "place", *where, *(["--workload", *own] if own else [])])
     if any(device.machine for device in job.host.devices):
-        same = shlex.join(["rlplace", "train", *own, "--resume", str(folder), *again_words(job.config)])
         return (
-            f"What was measured is kept: start torchrun again on all machines, with `{same}`; or on those that are "
-            f"left, with `{train}`, which searches again from there, or `{place}`, without measuring."
+            f"What was measured is kept: start torchrun again on all machines, with `{job.again(str(folder))}`; or on "
+            f"those that are left, with `{train}`, which searches again from there, or `{place}`, without measuring."
         )
     return f"What was measured is kept: go on with `{train}`, or place at once, without measuring, with `{place}`."
 
@@ -410,16 +387,10 @@ def _said_ahead(job: Job, steps: Steps, progress: Progress) -> Durations | None:
     return expected
 
 
-@contextmanager
-def written(weights: Mapping[str, bytes]) -> Iterator[Path | None]:
-    """While active, the file of a policy's weights, the first of `INIT`, in a private folder; None without it."""
-    if INIT[0] not in weights:  # no folder then: `kill -9` would leave it
-        yield None
-        return
-    with tempfile.TemporaryDirectory(prefix="rlplace-") as folder:
-        for name, data in weights.items():
-            (Path(folder) / name).write_bytes(data)
-        yield Path(folder) / INIT[0]
+NOTHING = TrainConfig()
+"""Nothing is given beside the run folder."""
+OUTSIDE = ("store", "track", "cluster", "isolated")
+"""Options that reach out of a run folder, which may come from a stranger: each command gives them anew."""
 
 
 def _report(run: RunFolder, session: Session, progress: Progress) -> Path | None:
@@ -444,38 +415,16 @@ def _show(result: TrainResult, folder: Path, report: Path | None, *, is_json: bo
     )
 
 
-@dataclass(frozen=True)
-class Named:
-    """The options that the user gives beside `--resume`; None leaves it to the run, as far as a run folder is believed.
-
-    A folder may come from a stranger. Options that only restrict are believed; those that reach a host, a path, a
-    tracker or code count only if the user gives them again.
-    """
-
-    workload: str | None = None
-    """The workload again: a function or a file of the user's."""
-    budget_s: float | None = None
-    """Seconds of search in all."""
-    more_s: float = 0.0
-    """Seconds of search on top of the run's budget."""
-    store: str | None = None
-    """As of `TrainConfig`, and the next three likewise."""
-    track: str | None = None
-    cluster: str | None = None
-    isolated: bool | None = None
-    init: str | None = None
-    """Weights to begin with, where those of the run are a file."""
-    priors: Path | None = None
-    """Priors of hosts, where those of the run are a file."""
-
-
-NOTHING = Named()
-"""Everything is left to the run."""
-
-
 @one_thread_here()
 def resume_training(
-    folder: Path, named: Named = NOTHING, *, is_waiting: bool = True, shown: Shown = EVERYTHING
+    folder: Path,
+    given: TrainConfig = NOTHING,
+    *,
+    workload: str | None = None,
+    budget_s: float | None = None,
+    more_s: float = 0.0,
+    is_waiting: bool = True,
+    shown: Shown = EVERYTHING,
 ) -> dict[str, Any]:
     """Goes on with the run in a folder from its measurements and its learner; returns the object of `--json`.
 
@@ -484,7 +433,11 @@ def resume_training(
 
     Args:
         folder: of the run, in any state.
-        named: the options that the user gives again, and a larger budget.
+        given: the options of this command: those of `OUTSIDE`, and the files that the run began with, count; all others
+            are as the run was started.
+        workload: the workload again: a function or a file of the user's.
+        budget_s: seconds of search in all.
+        more_s: seconds of search on top of the run's budget.
         is_waiting: wait for another search that measures on this machine, instead of giving up.
         shown: the output for people.
 
@@ -505,9 +458,9 @@ def resume_training(
                     "`--overwrite`.",
                 )
             has_ended = session.has_ended
-            if has_ended and (named.workload, named.budget_s, named.more_s) == (None, None, 0.0):  # also of own code
+            if has_ended and (workload, budget_s, more_s) == (None, None, 0.0):  # also of own code
                 return _ended(session, progress)
-            job, is_extended = reopen(session, named)
+            job, is_extended = reopen(session, given, workload, budget_s, more_s)
             if has_ended and not is_extended:
                 return _ended(session, progress)
         job.check()
@@ -533,12 +486,21 @@ def _ended(session: Session, progress: Progress) -> dict[str, Any]:
     return answer_of(session)
 
 
-def reopen(session: Session, named: Named) -> tuple[Job, bool]:
-    """The request of a run, looked up again on this machine, and whether it gets a larger budget now.
+def reopen(
+    session: Session,
+    given: TrainConfig = NOTHING,
+    workload: str | None = None,
+    budget_s: float | None = None,
+    more_s: float = 0.0,
+) -> tuple[Job, bool]:
+    """The request of a run, looked up again on this machine, and whether it gets another budget now.
 
     Args:
         session: of the run.
-        named: the options that the user gives again.
+        given: as of `resume_training`, and the next three likewise.
+        workload: see there.
+        budget_s: see there.
+        more_s: see there.
 
     Raises:
         FileProblem: other versions are installed, or the host is another.
@@ -554,7 +516,7 @@ def reopen(session: Session, named: Named) -> tuple[Job, bool]:
             f"the run was made with {clean(made)}, and here is {installed}: what it measured and learned does not hold "
             "for these. Go on with those, or start it again in another folder.",
         )
-    spec = _spec(request, named.workload, where)
+    spec = _spec(request, workload, where)
     if not is_host_file(request.host):
         host = resolve_host(request.host, gangs=request.gangs)
     elif session.has("host"):  # as the run keeps it: a host file is not the folder's
@@ -572,46 +534,39 @@ def reopen(session: Session, named: Named) -> tuple[Job, bool]:
             f"{shortened(request.host_fingerprint)}, now {host.fingerprint}): go on where it was started, or name the "
             "new host with `--host`.",
         )
-    config = _extended(believed(kept, named, where), named)
-    return Job(spec, host, config, request), config.budget_s > kept.budget_s
+    config = with_given(kept, given, where)
+    if more_s or budget_s is not None:
+        config = _extended(config, more_s, budget_s, has_begun=not request.placed_again or session.has("signature"))
+    is_extended = (config.budget_s, config.evaluations) != (kept.budget_s, kept.evaluations)
+    return Job(spec, host, config, request), is_extended
 
 
-def believed(config: TrainConfig, named: Named, where: str) -> TrainConfig:
-    """The options of a run folder, as far as they are believed, with those that the user names again.
-
-    Options that are not believed are named on stderr, also where no progress is shown.
+def with_given(kept: TrainConfig, given: TrainConfig, where: str) -> TrainConfig:
+    """The options of a run folder, but those that reach out of it as they are given now.
 
     Args:
-        config: of the folder.
-        named: the options that the user gives again.
+        kept: of the folder.
+        given: of the command.
         where: the folder's file, for messages.
 
     Raises:
         InvalidValue: the run began with a file that the user does not name again, or with another one: figures that
             were learned from it do not hold without it.
     """
-    for option, kept, again in (
-        ("init", config.learn.init, named.init),
-        ("priors", config.search.priors, named.priors),
+    for option, before, again in (
+        ("init", kept.learn.init, given.learn.init),
+        ("priors", kept.search.priors, given.search.priors),
     ):
-        is_file = kept is not None and (option == "priors" or str(kept).endswith(WEIGHTS_ENDING))
-        if (again is not None and again != kept) or (is_file and again is None):
-            raise InvalidValue(
-                f"--{option}",
-                None if again is None else str(again),
-                f"{shortened(str(kept))!r}, as it was started" if kept is not None else "none, as it was started",
-                where=where,
-                hint="A file is opened only if you name it again." if is_file else "",
-            )
-    changed = {}
-    for option, harmless in HARMLESS.items():
-        kept, again = getattr(config, option), getattr(named, option)
-        changed[option] = kept if again is None else again
-        if again is None and kept not in harmless:
-            changed[option] = harmless[0]
-            words = shortened(shlex.join(again_words(TrainConfig(**{option: kept}))))
-            say(clean(f"{where} asks for `{words}`, which counts only if you give it again: going on without it"))
-    return dataclasses.replace(config, **changed)
+        is_file = before is not None and (option == "priors" or str(before).endswith(WEIGHTS_ENDING))
+        refuse_if(
+            before != again and (again is not None or is_file),
+            f"--{option}",
+            None if again is None else str(again),
+            f"{shortened(str(before))!r}, as it was started" if before is not None else "none, as it was started",
+            where=where,
+            hint="A file is opened only if you name it again." if is_file else "",
+        )
+    return dataclasses.replace(kept, **{name: getattr(given, name) for name in OUTSIDE})
 
 
 def _spec(kept: Request, workload: str | None, where: str) -> WorkloadSpec:
@@ -630,10 +585,11 @@ def _spec(kept: Request, workload: str | None, where: str) -> WorkloadSpec:
     return spec
 
 
-def _extended(config: TrainConfig, named: Named) -> TrainConfig:
-    budget_s = config.budget_s + named.more_s if named.more_s else named.budget_s
-    if budget_s is None:
-        return config
+def _extended(config: TrainConfig, more_s: float, budget_s: float | None, *, has_begun: bool) -> TrainConfig:
+    """With the budget that is given now: a larger one, or any for a run from another host that has not begun."""
+    budget_s = config.budget_s + more_s if budget_s is None else budget_s
+    if not has_begun:
+        return dataclasses.replace(config, budget_s=budget_s, evaluations=None)
     refuse_if(
         config.evaluations is not None,
         "budget",

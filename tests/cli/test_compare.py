@@ -95,11 +95,6 @@ def test_three_seeds_are_three_searches_of_one_workload(capsys: pytest.CaptureFi
     other = told(capsys, TINY, *options, "--workload-seed", "7")
     assert (other["seed"], other["workload_seed"]) == (0, 7)
     assert [row["step_time_s"] for row in other["rows"]] == [row["step_time_s"] for row in told_of[0]["rows"]]
-    hidden = ("--host", "4xV100-pcie", "--methods", "portfolio", "--true", "hard:1", "--measured", "1")
-    few = ("--evaluations", "4")
-    rows = [told(capsys, TINY, *hidden, *few, *seed)["rows"][0] for seed in ((), ("--seed", "1"), ("--seed", "2"))]
-    assert [row["seed"] for row in rows] == [1, 1, 2]
-    assert rows[0]["step_time_s"] == rows[1]["step_time_s"]
 
 
 def test_a_published_file(capsys: pytest.CaptureFixture[str], tmp_path: Path, published: Path) -> None:
@@ -148,8 +143,7 @@ def test_pins_hold(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["nmt", "--methods", "aneal"], ["aneal", "anneal"]),
-        (["nmt", "--methods", "traced-costs"], ["traced-costs", "--true KIND:SEED --measured N --trace"]),
-        (["nmt", "--methods", "calibrated"], ["calibrated", "--true KIND:SEED --measured N`"]),
+        (["nmt", "--true", "hard:0", "--measured", "4", "--trace"], ["benchmarks/hidden_truth.py"]),
         (["nmt", "--methods", " , "], ["methods"]),
         (["nmt", "--objective", "maxload"], ["maxload", "max-load"]),
         (["nmt", "--objective", "max-load", "--host", "4xV100-pcie"], ["max-load", "published"]),
@@ -160,7 +154,7 @@ def test_pins_hold(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (["nmt", "--host", "4xV100-pcie", "--plot", "best.svg"], ["best.svg", ".png"]),
         (["nmt", "--host", "4xV100-pcie", "--plot", "chain.json/best.png"], ["chain.json", "folder for pictures"]),
         (["chain.json", "--objective", "max-load", "--plot", "best.png"], ["plot", "max-load"]),
-        (["nmt", "--host", "4xV100-pcie", "--measured", "4"], ["true", "KIND:SEED"]),
+        (["nmt", "--host", "4xV100-pcie", "--measured", "4"], ["measured", "simulated"]),
         (["nmt", "--host", "cores", "--measured", "4", "--methods", "eft"], ["measured", "none without learned"]),
         (["nmt", "--host", "cores", "--measured", "4", "--cluster", "auto"], ["measured", "beside a cluster"]),
         (["no_such.json"], ["no_such.json", "no such"]),
@@ -196,7 +190,6 @@ def test_micro_batches_are_not_chosen_for_throughput(capsys: pytest.CaptureFixtu
     [
         (["--cluster", "nowhere"], ["cluster", "nowhere", "HOST:PORT"]),
         (["--cluster", "127.0.0.1:1"], ["127.0.0.1:1", "ray start --head"]),
-        (["--true", "hard:0", "--measured", "4", "--cluster", "127.0.0.1:1"], ["127.0.0.1:1", "ray start --head"]),
     ],
 )
 def test_a_cluster_that_is_not_there(
@@ -210,19 +203,9 @@ def test_a_cluster_that_is_not_there(
         assert word in said
 
 
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
-        (["--host", "cores", "--trace"], "trace"),
-        (["--host", "4xV100-pcie", "--no-trace"], "no_trace"),
-        (["--host", "4xV100-pcie", "--true", "hard:0", "--measured", "4", "--trace", "--no-trace"], "no_trace"),
-    ],
-)
-def test_a_word_about_traces_that_has_no_effect_is_refused(
-    arguments: list[str], field: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["compare", TINY, *arguments]) == 2
-    assert f"{field} is True, expected False" in capsys.readouterr().err
+def test_a_word_about_traces_that_has_no_effect_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", TINY, "--host", "4xV100-pcie", "--no-trace"]) == 2
+    assert "no_trace is True, expected False" in capsys.readouterr().err
 
 
 def test_a_published_file_is_solved_here(published: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from rlplace.graphs.formats import save_graph
 from rlplace.measure.host_model.scales import load_priors, save_priors
 from rlplace.session.session import Session
 from rlplace.training.elastic.placed_again import read_known
-from rlplace.training.train_and_resume import Named, reopen
+from rlplace.training.train_and_resume import reopen
 
 WORKLOAD = "nmt@layers=1,units=16,batch=4,steps=3,vocab=50"
 
@@ -36,7 +36,7 @@ def test_flags_reach_the_placement_and_the_record(tmp_path: Path) -> None:
     assert "seed=7" in (run / "step.py").read_text()
     assert read_known(run).session.request.workload_seed == 7
     with Session.read(run) as session:
-        assert reopen(session, Named())[0].request.workload_seed == 7
+        assert reopen(session)[0].request.workload_seed == 7
     assert config["train"]["grouping"] == "colocation"
     assert config["train"]["constraints"] == {
         "pins": [["encoder", "cuda:1"], ["decoder.embedding", "cuda:*"]],

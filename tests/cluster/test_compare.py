@@ -1,4 +1,4 @@
-"""`compare` and `compare --true` on a cluster: the rows of a local run, to the bit."""
+"""`compare` on a cluster: the rows of a local run, to the bit."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from rlplace.cli.main import main
 from rlplace.cluster import Cluster
 from rlplace.compare.comparison import Comparison, Row
 from rlplace.compare.equal_budgets import CompareConfig, compare
-from rlplace.compare.hidden_truth import TrueConfig, compare_true
 from rlplace.measure.simulate.simulator import Simulator
-from rlplace.measure.truth import Truth
 from rlplace.search.methods import METHODS as REGISTRY
 from rlplace.search.methods import Method, register_method
 from rlplace.search.task import Task
@@ -78,12 +76,6 @@ def test_a_method_of_this_process_is_sent_to_the_workers(cluster: Cluster) -> No
         assert_same(compare(problem, config), compare(problem, config, cluster=cluster))
     finally:
         REGISTRY.unregister("first-draw")
-
-
-def test_a_hidden_truth_gives_the_same_rows(cluster: Cluster) -> None:
-    problem = tight_problem(12, 3)
-    config = TrueConfig(Truth("hard", 1), 6, ("single", "portfolio", "calibrated", "learned"), evaluations=200)
-    assert_same(compare_true(problem, config), compare_true(problem, config, cluster=cluster))
 
 
 @pytest.mark.slow

@@ -26,9 +26,9 @@ from rlplace.session.session import Session
 from rlplace.session.setup import Setup
 from rlplace.store.database import transaction
 from rlplace.training import SearchConfig, TrainConfig
-from rlplace.training.outputs import TrainingRun
+from rlplace.training.outputs import Run
 from rlplace.training.searches.search_all import search_all
-from rlplace.training.train_and_resume import NOTHING, Named, Shown, resume_training, run_training
+from rlplace.training.train_and_resume import Shown, resume_training, run_training
 from rlplace.workloads import parse_workload
 
 HOST = "2xK80"
@@ -55,7 +55,7 @@ def run(graph_file: Path, folder: Path, config: TrainConfig = CONFIG, **options:
 
 
 def go_on(graph_file: Path, folder: Path, **named: Any) -> dict[str, Any]:
-    return resume_training(folder, Named(workload=str(graph_file), **named), shown=QUIET)
+    return resume_training(folder, workload=str(graph_file), **named, shown=QUIET)
 
 
 @contextmanager
@@ -259,9 +259,9 @@ def test_more_time_for_a_run_with_a_limit_for_the_total_is_time_to_search(
 ) -> None:
     budgets: list[float] = []
 
-    def noted(made: TrainingRun, *rest: Any) -> dict[str, Any]:
-        budgets.append(made.config.budget_s)
-        return search_all(made, *rest)
+    def noted(made: Run, config: TrainConfig, *rest: Any) -> dict[str, Any]:
+        budgets.append(config.budget_s)
+        return search_all(made, config, *rest)
 
     monkeypatch.setattr("rlplace.training.phases.search_all", noted)
     run(graph_file, tmp_path / "run", TrainConfig(budget_s=30.0, total_s=1.0, search=SearchConfig(method="anneal")))
@@ -300,4 +300,4 @@ def test_what_is_another_by_now_is_a_clear_error(
         run(graph_file, folder)
     change(folder, "request", **changes)
     with pytest.raises(RlplaceError, match=message):
-        resume_training(folder, NOTHING if "workload" in changes else Named(str(graph_file)), shown=QUIET)
+        resume_training(folder, workload=None if "workload" in changes else str(graph_file), shown=QUIET)

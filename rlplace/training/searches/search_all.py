@@ -24,7 +24,7 @@ from rlplace.cluster.cluster_evaluator import ClusterEvaluator
 from rlplace.errors import UserError
 from rlplace.measure import Plan, Problem, Simulator
 from rlplace.measure.evaluator import Evaluator
-from rlplace.measure.host_model import HostKnowledge, LearnedHost, Prior
+from rlplace.measure.host_model import HostKnowledge, Prior
 from rlplace.measure.measurement import MeasurementLog
 from rlplace.measure.timing.threads import one_thread_here, usable_cores
 from rlplace.policy.learn.learners import LearnerFile
@@ -37,8 +37,9 @@ from rlplace.session.calibrate import Known
 from rlplace.session.session import MethodKeeper
 from rlplace.session.session_records import MethodResult, ratio_of
 from rlplace.training.agent.agent import Agent
+from rlplace.training.config import TrainConfig
 from rlplace.training.method_choice import GUIDED, LEARNED, METHODS, POLICY, PORTFOLIO, SCHEDULE
-from rlplace.training.outputs import Leader, SavedFiles, TrainingRun, compile_kernels
+from rlplace.training.outputs import Leader, Run, SavedFiles, compile_kernels
 from rlplace.training.searches.racing_host import LoopBudget, RacingHost
 from rlplace.training.tracking import NoTracker, Tracker
 
@@ -260,7 +261,8 @@ Options = Mapping[str, Mapping[str, Any]]
 
 
 def options_of(
-    run: TrainingRun,
+    run: Run,
+    config: TrainConfig,
     methods: tuple[str, ...],
     evaluator: Evaluator,
     known: Known | None,
@@ -272,15 +274,15 @@ def options_of(
     Under a budget of evaluations that is nothing: such a method begins again, and finds the same.
 
     Args:
-        run: with its configuration, and the placement that methods may start from.
+        run: with the placement that methods may start from.
+        config: of the run, with the budget that is left.
         methods: that search.
         evaluator: measures for them.
         known: the measurements of calibration.
         prior: how far the host may be from its figures.
         knowledge: knowledge of the host from other workloads.
     """
-    config, start = run.config, run.start
-    learn = config.learn if run.weights is None else dataclasses.replace(config.learn, init=str(run.weights))
+    start = run.start
     own: dict[str, dict[str, Any]] = {
         LEARNED: {
             "config": dataclasses.replace(config.agent, batch=max(config.agent.batch, num_machines(evaluator))),
@@ -291,7 +293,7 @@ def options_of(
             "knowledge": knowledge,
             "is_traced": config.is_traced and evaluator.is_measured,
         },
-        POLICY: {"config": learn, "start": start},
+        POLICY: {"config": config.learn, "start": start},
         SCHEDULE: {"config": config.learn},
         GUIDED: {"config": config.guide or config.learn, "start": start},
         PORTFOLIO: {"start": start},
@@ -310,34 +312,22 @@ def options_of(
 
 
 def search_all(
-    run: TrainingRun, evaluator: Evaluator, options: Options, single_s: float, leader: Leader
+    run: Run, config: TrainConfig, evaluator: Evaluator, options: Options, single_s: float, leader: Leader
 ) -> dict[str, MethodResult]:
     """The result of each method: in turn on a host of this machine, side by side on a simulated one.
 
     Args:
         run: keeps results, is told the progress, and searches on a cluster.
+        config: of the run, with the budget that is left.
         evaluator: simulates, and runs.
         options: of each method.
         single_s: step time on the best single device.
         leader: keeps the best placement so far, and learned policies and host models.
     """
-    problem, session, config = evaluator.problem, run.session, run.config
-
-    def keep_learned(learned: Saveable) -> None:
-        leader.keep_learned(learned)
-        if isinstance(learned, Agent):
-            factors = "".join(f"\n  {line}" for line in learned.say())
-            run.progress.say(
-                f"what was learned about the host:{factors}"
-                if factors
-                else "the host is as profiled, as far as the measured steps tell"
-            )
-            if run.log is not None:
-                run.log.keep_learned(problem.graph.fingerprint, LearnedHost.of(learned.posterior, learned.say()))
-
-    keepers = {name: MethodKeeper(session, name, keep_learned) for name in options}
+    problem, session = evaluator.problem, run.session
+    keepers = {name: MethodKeeper(session, name, leader.keep_learned) for name in options}
     if evaluator.is_measured:
-        return _in_turn(run, evaluator, options, single_s, leader, keepers)
+        return _in_turn(run, config, evaluator, options, single_s, leader, keepers)
     budget = Budget(seconds=config.budget_s) if config.evaluations is None else Budget(config.evaluations)
     before = {name: session.of(name, min(budget.seconds, budget.evaluations)) for name in options}
     search = search_side_by_side if run.cluster is None else partial(search_on_cluster, run.cluster)
@@ -356,7 +346,8 @@ def search_all(
 
 
 def _in_turn(
-    run: TrainingRun,
+    run: Run,
+    config: TrainConfig,
     evaluator: Evaluator,
     methods: Options,
     single_s: float,
@@ -364,7 +355,7 @@ def _in_turn(
     keepers: Mapping[str, MethodKeeper],
 ) -> dict[str, MethodResult]:
     """Every method in turn: the same time, and as many measured placements as the first one ran."""
-    config, reference_s = run.config, single_s / num_machines(evaluator)
+    reference_s = single_s / num_machines(evaluator)
     is_traced = any(options.get("is_traced") for options in methods.values())
     each_s = config.budget_s / len(methods)
     budget = LoopBudget.of(each_s, config.search.simulate_share, reference_s, is_traced=is_traced)

@@ -21,13 +21,12 @@ from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.placement import load_placement
 from rlplace.measure.timing.threads import usable_cores
 from rlplace.policy.options import LearnConfig
-from rlplace.session.session import Session
 from rlplace.session.setup import Setup
 from rlplace.training import SearchConfig, TrainConfig
 from rlplace.training.elastic.placed_again import without_policy
 from rlplace.training.method_choice import check_names
 from rlplace.training.place_and_replace import folder_for, resume_elsewhere
-from rlplace.training.train_and_resume import Named, Shown, resume_training, run_training
+from rlplace.training.train_and_resume import Shown, resume_training, run_training
 from rlplace.workloads import parse_workload
 
 GRAPH = synthetic("fork_join", seed=4, stages=3, width=3, flops=1e9)
@@ -49,16 +48,12 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def named_again(work: Path) -> Named:
-    return Named(str(work / "graph.json"))
-
-
 def go_on(work: Path, name: str, **options: object) -> dict[str, object]:
     return resume_elsewhere(
         work / "run",
         THREE,
         work / name,
-        named_again(work),
+        workload=str(work / "graph.json"),
         host_word=str(work / "three.json"),
         shown=QUIET,
         **options,  # type: ignore[arg-type]
@@ -103,19 +98,9 @@ def test_it_is_gone_on_with_after_any_end(work: Path, monkeypatch: pytest.Monkey
         with pytest.raises(KeyboardInterrupt):
             go_on(work, "stopped")
     assert not (work / "stopped" / "result.json").exists()
-    resume_training(work / "stopped", named_again(work), shown=QUIET)
+    resume_training(work / "stopped", workload=str(work / "graph.json"), shown=QUIET)
     for name in ("placement.json", "problem.json"):
         assert (work / "stopped" / name).read_bytes() == (work / "straight" / name).read_bytes(), name
-
-
-@pytest.mark.slow
-def test_weights_of_another_size_begin_anew(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    resume_elsewhere(work / "run", THREE, work / "sized", named_again(work), host_word=str(work / "three.json"))
-    assert "the policy begins anew" in capsys.readouterr().err
-    resume_elsewhere(work / "run", TWO, work / "same", named_again(work), host_word=str(work / "two.json"))
-    assert "the policy begins anew" not in capsys.readouterr().err
-    with Session.read(work / "run") as old, Session.read(work / "same") as new:
-        assert new.file("init.policy.safetensors") == old.file("policy.safetensors")
 
 
 def test_options_of_a_policy_stay_behind_where_the_agent_learns_the_host() -> None:
@@ -163,7 +148,7 @@ def test_op_times_are_not_measured_again_on_fewer_cores(own_work: Path, capsys: 
     run_training(own_setup(), MEASURED, folder)
     assert "profiling" in capsys.readouterr().err
     told = resume_elsewhere(
-        folder, resolve_host("cores:1"), own_work / "one", Named("elastic_work:work"), host_word="cores:1"
+        folder, resolve_host("cores:1"), own_work / "one", workload="elastic_work:work", host_word="cores:1"
     )
     said = capsys.readouterr().err
     assert "profiling " not in said
@@ -197,7 +182,7 @@ def test_a_run_that_loses_a_device_offers_to_go_on_without_it(
         folder,
         resolve_host("cores:1"),
         own_work / "left",
-        Named("elastic_work:work"),
+        workload="elastic_work:work",
         host_word="cores:1",
         shown=QUIET,
     )

@@ -1,34 +1,45 @@
-"""`compare_true`: methods that know a nominal problem and may measure a little, judged by a truth that none sees.
+"""A truth that no method sees: python benchmarks/hidden_truth.py gpt2 --true hard:0 --measured 16.
 
-`ROWS`: the rows that are compared where the truth is hidden: ways to name one plan after a few measurements.
+Methods know a nominal problem on a simulated host and may measure a few plans; the score of each is the true step time
+of the one plan that it names. `ROWS` are the methods. The true problem is described in docs/comparing.md.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from record import argument, parse
 
-from rlplace.cluster import Cluster
+from rlplace.cli.option_groups import only_json_on_stdout, print_json
 from rlplace.compare.comparison import Comparison, Row, collected, row_or_failure
+from rlplace.compare.run_compare import Output, method_words, say_row
 from rlplace.errors import RunnerError, check_known, refuse_if
-from rlplace.measure import Measurement, Plan, Problem, Simulator
+from rlplace.measure import Host, Measurement, Plan, Problem, Simulator, resolve_host
 from rlplace.measure.bounds import lower_bound_s
 from rlplace.measure.host_model import TracedMedians
 from rlplace.measure.measurement import PlanMeasurer
 from rlplace.measure.prediction_error import calibrate
 from rlplace.measure.timing.threads import one_thread_here
-from rlplace.measure.truth import TrueTimer, Truth, true_problem
+from rlplace.measure.truth import TrueTimer, Truth, check_no_gangs, true_problem
 from rlplace.records import AtLeastOne, Positive, Seed, record
+from rlplace.report.console import make_progress
 from rlplace.search import METHODS, Budget, Task, find
 from rlplace.search.methods import SEARCH, find_winners
 from rlplace.search.task import BestSoFar
+from rlplace.session.prepare import Steps, prepare
+from rlplace.session.setup import ProblemOptions
 from rlplace.training.config import AgentConfig
+from rlplace.workloads import parse_workload
 
 
 @record(frozen=True)
@@ -82,11 +93,18 @@ class TrueConfig:
             named = tuple(name for name in ROWS if self.is_traced or name != TRACED_COSTS)
         return tuple(name for name in ROWS if name in named)
 
-    def budget(self, count: int = 1) -> Budget:
-        """Of one row, where `count` of them run at once."""
+    def budget(self) -> Budget:
+        """Of one row."""
         evaluations = self.evaluations or AgentConfig().whole_evaluations(self.measured)
-        seconds = math.inf if self.seconds is None else self.seconds / math.ceil(len(self.names) / count)
+        seconds = math.inf if self.seconds is None else self.seconds / len(self.names)
         return Budget(evaluations, seconds, self.measured)
+
+
+def check_host(host: Host) -> None:
+    """Refuses this machine, where the truth is measured."""
+    refuse_if(
+        not host.is_simulated, "host", host.name, "a simulated host: a preset, or a host file", where="hidden truth"
+    )
 
 
 def compare_true(
@@ -95,7 +113,6 @@ def compare_true(
     *,
     workload: str = "",
     on_row: Callable[[Row], None] | None = None,
-    cluster: Cluster | None = None,
 ) -> Comparison:
     """For every row the true step time of the one plan that it names, beside a bound of the true problem.
 
@@ -106,25 +123,14 @@ def compare_true(
         config: the rows and the truth.
         workload: its name, for the record.
         on_row: told each row as it comes.
-        cluster: whose workers have a row each; without a limit in seconds the rows are those of this machine.
 
     Raises:
         InvalidValue: the host is real, or has gangs.
     """
-    refuse_if(
-        not problem.host.is_simulated,
-        "host",
-        problem.host.name,
-        "a simulated host: a preset, or a host file",
-        where="compare",
-    )
+    check_host(problem.host)
     true = true_problem(problem, config.truth)
     simulator, names = Simulator(problem, threads=config.threads), config.names
-    coming: Iterator[tuple[int, Row]] = (
-        (number, _row(name, simulator, true, config, config.budget())) for number, name in enumerate(names)
-    )
-    if cluster is not None:
-        coming = cluster.map(partial(_row_alone, problem, config, config.budget(cluster.num_workers)), names)
+    coming = ((number, _row(name, simulator, true, config, config.budget())) for number, name in enumerate(names))
     rows, is_interrupted = collected(coming, {}, on_row)
     budget = config.budget()
     return Comparison(
@@ -138,11 +144,6 @@ def compare_true(
         truth=str(config.truth),
         is_traced=config.is_traced,
     )
-
-
-def _row_alone(problem: Problem, config: TrueConfig, budget: Budget, name: str) -> Row:
-    true, simulator = true_problem(problem, config.truth), Simulator(problem, threads=config.threads)
-    return _row(name, simulator, true, config, budget)
 
 
 @one_thread_here()
@@ -359,3 +360,57 @@ ROWS: Mapping[str, Callable[[Trial], Answer]] = {
     "learned-no-permutations": partial(_learned, is_permuted=False),
 }
 """Rows by name, in the order in which they run."""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    options = parse(
+        __doc__,
+        argument("workload", help="as of `rlplace compare`"),
+        argument("--host", default="4xV100-pcie", help="a preset, or a host file"),
+        argument("--true", required=True, help="KIND:SEED: moderate, hard, misfit or in-place"),
+        argument("--measured", type=int, required=True, help="plans that each method may measure"),
+        argument("--methods", default="all"),
+        argument("--evaluations", type=int, help="placements that each method may simulate"),
+        argument("--seconds", type=float, help="of all methods together"),
+        argument("--trace", action="store_true", help="measurements have timelines"),
+        argument("--seed", type=int, help="of every method's draws; that of the truth by default"),
+        argument("--workload-seed", type=int, default=0),
+        argument("--save", type=Path, help="a folder for METHOD-SEED.placement.json"),
+        argument("--plot", type=Path, help="a PNG file for every method's best so far"),
+        argument("--json", action="store_true"),
+        argument("--quiet", action="store_true"),
+        words=words,
+    )
+    with only_json_on_stdout() if options.json else nullcontext():
+        return _compared(options)
+
+
+def _compared(options: argparse.Namespace) -> int:
+    rows = method_words(options.methods, ROWS, "method with a hidden truth")
+    config = TrueConfig(
+        Truth.parse(options.true),
+        options.measured,
+        rows,
+        options.evaluations,
+        options.seconds,
+        seed=options.seed,
+        is_traced=options.trace,
+    )
+    spec, host = parse_workload(options.workload), resolve_host(options.host)
+    check_host(host)
+    check_no_gangs(host)
+    output = Output(options.save, options.plot, options.quiet, not (options.quiet and options.json))
+    output.check()
+    progress = make_progress(is_quiet=options.quiet)
+    steps = Steps(spec, host, options.workload_seed)
+    problem = prepare(steps, progress.say, ProblemOptions(), evaluations=config.evaluations).problem
+    progress.say(f"truth {config.truth}")
+    told = compare_true(problem, config, workload=str(spec), on_row=lambda row: progress.say(say_row(row)))
+    result = output.conclude(told, true_problem(problem, config.truth), progress)
+    if options.json:
+        print_json(result | {"seed": config.drawn_from, "workload_seed": options.workload_seed})
+    return 130 if told.is_interrupted else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
