@@ -124,7 +124,7 @@ def test_running_a_graph_leaves_the_model_and_the_inputs_untouched() -> None:
     assert all(torch.equal(value, kept) for value, kept in zip(case.inputs, inputs, strict=True))
 
 
-def test_outputs_keep_their_structure_in_inference() -> None:
+def test_outputs_keep_their_structure_and_plain_constants_in_inference() -> None:
     inputs = {"x": random(3, 4), "scale": 0.5, "extra": {"shift": random(4)}}
     model = Keywords()
     expected, result = model(**inputs), run_graph(capture(model, inputs)).result
@@ -132,9 +132,6 @@ def test_outputs_keep_their_structure_in_inference() -> None:
     assert isinstance(result["pair"], tuple)
     close(result["y"], expected["y"].detach(), 0.0)
     close(result["pair"][1], expected["pair"][1].detach(), 0.0)
-
-
-def test_plain_constants_among_the_outputs_stay() -> None:
     graph = capture(Function(lambda y: {"y": y, "size": y.shape[0], "none": None, "name": "out"}), random(3, 4))
     result = run_graph(graph).result
     assert {key: result[key] for key in ("size", "none", "name")} == {"size": 3, "none": None, "name": "out"}

@@ -188,6 +188,7 @@ def speech(**options: Any) -> nn.Module:
     return without_dropout(transformers.Wav2Vec2ForCTC(config), but="layerdrop")
 
 
+@pytest.mark.slow
 def test_refusals_of_speech_models_name_what_to_pass() -> None:
     torch.manual_seed(0)
     x, labels = torch.randn(2, 200), torch.randint(1, 12, (2, 3))

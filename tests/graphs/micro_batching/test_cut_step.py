@@ -407,6 +407,7 @@ def test_the_model_stays_as_it_is() -> None:
     assert all(torch.equal(value, before[name]) for name, value in case.model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_neighbouring_norms_hand_over_their_statistics_together() -> None:
     """Of fourteen, four, one with another momentum, eight and one."""
     layers = [nn.BatchNorm1d(3, momentum=0.5 if k == 4 else 0.1, dtype=torch.float64) for k in range(14)]

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 from host_models import learnable_problem, paired_host, step_times, varied_plans
 from micrographs import op_graph
-from random_problems import plain_host
+from random_problems import plain_host, problem_of
 
-from rlplace.graphs.grouping.groups import Grouping
-from rlplace.measure.costs.costs import Costs
 from rlplace.measure.host_model import (
     HostModel,
     Posterior,
@@ -91,8 +89,6 @@ def test_four_traced_plans_without_noise_tell_the_host(seed: int) -> None:
     largest = main_producers(graph)
     moved = np.any([(plan.devices[largest] != plan.devices) & ~graph.is_source for plan in plans], axis=0)
     is_told, factors = np.isin(signature, signature[moved]), (learned.costs.moved_factor, true.costs.moved_factor)
-    assert factors[0] is not None
-    assert factors[1] is not None
     np.testing.assert_allclose(factors[0][is_told], factors[1][is_told], rtol=1e-3)
     np.testing.assert_allclose(factors[0][~is_told & ~graph.is_source], 1.0 + 0.1 * common(known), rtol=1e-3)
     true = replace(true, costs=replace(true.costs, moved_factor=np.where(is_told, *reversed(factors))))
@@ -310,7 +306,7 @@ def test_medians_are_those_by_hand() -> None:
     graph = op_graph([[], [], [0], [2], [0, 1, 3], [4]], [10, 50, 10, 30, 30, 10], targets=targets)
     graph = replace(graph, signatures=("parameter", "parameter", "mm of 10", "mm of 10", "mm of 30", "add"))
     host = paired_host(2)
-    problem = Problem(graph, host, Costs(np.ones((6, 2)), "estimated"), Grouping(np.arange(6)))
+    problem = problem_of(graph, host)
     plan = Simulator(problem).plan(np.array([0, 0, 0, 0, 1, 1], dtype=np.int32))
     step = Simulator(problem).timeline(plan)
     end_s = step.op_start_s + np.array([0.0, 0.0, 2.0, 4.0, 9.0, 0.25])
@@ -349,17 +345,16 @@ def cores_problem() -> Problem:
     graph = op_graph([[], [0], [0], [1, 2]], 100)
     host = plain_host(2, 100.0)
     cores = tuple(replace(device, backend="cpu", cores=(k,)) for k, device in enumerate(host.devices))
-    return Problem(
-        graph, replace(host, devices=cores), Costs(np.ones((4, 2)), "profiled"), Grouping(np.arange(4, dtype=np.int32))
-    )
+    return problem_of(graph, replace(host, devices=cores), source="profiled")
+
+
+TIMES = {"start": [1.0, 11.0, 15.0, 33.0], "end": [10.0, 30.0, 20.0, 40.0], "take": [13.0, 30.5], "taken": [14.0, 31.0]}
+"""Op 0 makes its tensor at 10; core 1 waits for it and has it at 14; op 2 runs to 20; core 0 takes that at 31, late."""
 
 
 def test_on_cores_an_op_begins_where_the_item_before_ended_and_a_transfer_where_its_tensor_was_made() -> None:
     problem = cores_problem()
-    # op 0 makes its tensor at 10; core 1 waits for it and has it at 14; op 2 runs to 20; core 0 takes that at 31, late
-    timeline = cores_timeline(
-        problem, start=[1.0, 11.0, 15.0, 33.0], end=[10.0, 30.0, 20.0, 40.0], take=[13.0, 30.5], taken=[14.0, 31.0]
-    )
+    timeline = cores_timeline(problem, **TIMES)
     found = as_modelled(timeline, problem.graph, problem.host)
     assert found.op_start_s.tolist() == [0.0, 10.0, 14.0, 31.0]
     assert found.op_end_s.tolist() == timeline.op_end_s.tolist()
@@ -369,9 +364,8 @@ def test_on_cores_an_op_begins_where_the_item_before_ended_and_a_transfer_where_
 def test_where_a_sample_of_ops_was_traced_durations_stay_as_they_are() -> None:
     """What came before an op may have no record: here op 1, before op 3."""
     problem = cores_problem()
-    timeline = cores_timeline(
-        problem, start=[1.0, 0.0, 15.0, 33.0], end=[10.0, 0.0, 20.0, 40.0], take=[13.0, 30.5], taken=[14.0, 31.0]
-    )
+    times = TIMES | {"start": [1.0, 0.0, 15.0, 33.0], "end": [10.0, 0.0, 20.0, 40.0]}
+    timeline = cores_timeline(problem, **times)
     found = as_modelled(timeline, problem.graph, problem.host)
     assert found.op_start_s.tolist() == [1.0, 0.0, 14.0, 33.0], "all of core 1 was traced"
     assert found.transfer_start_s.tolist() == [10.0, 30.5]
@@ -379,11 +373,8 @@ def test_where_a_sample_of_ops_was_traced_durations_stay_as_they_are() -> None:
 
 def test_other_devices_keep_their_clocks() -> None:
     problem = cores_problem()
-    host = plain_host(2, 100.0)
-    timeline = cores_timeline(
-        problem, start=[1.0, 11.0, 15.0, 33.0], end=[10.0, 30.0, 20.0, 40.0], take=[13.0, 30.5], taken=[14.0, 31.0]
-    )
-    found = as_modelled(timeline, problem.graph, host)
+    timeline = cores_timeline(problem, **TIMES)
+    found = as_modelled(timeline, problem.graph, plain_host(2, 100.0))
     assert found.op_start_s.tolist() == timeline.op_start_s.tolist()
     assert found.transfer_start_s.tolist() == timeline.transfer_start_s.tolist()
 
