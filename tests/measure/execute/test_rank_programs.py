@@ -290,7 +290,7 @@ def sent_on_before_it_is_there(made: RankPrograms) -> Mutant:
     return None
 
 
-@pytest.mark.parametrize("has_machines", [False, True])
+@pytest.mark.parametrize("has_machines", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "mutate",
     [

@@ -43,7 +43,7 @@ def learned(scales: Scales, plans: list[Plan], times_s: np.ndarray, config: FitC
     return model
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
 def test_recovers_known_factors_from_times_without_noise(seed: int) -> None:
     """But for what no step time depends on, which stays as the prior has it."""
     scales, generator = scales_of(paired_host(3)), np.random.default_rng(seed)

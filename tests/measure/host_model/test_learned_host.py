@@ -450,6 +450,7 @@ def test_slopes_in_deviations_and_back() -> None:
         np.testing.assert_allclose(slopes @ (scales.at(z) - scales.mean), scales.slopes_of(slopes) @ z, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_second_workload_predicts_better_with_what_the_first_one_taught() -> None:
     """From few measured steps, which tell little of any one factor, better still from how the factors depend."""
     errors = []
@@ -612,6 +613,7 @@ def small_problem() -> Problem:
     return problem_of(graph, host, costs, source="profiled")
 
 
+@pytest.mark.slow
 def test_runs_on_hosts_of_another_kind_than_was_expected_move_the_figures_towards_theirs() -> None:
     problem, rng, shipped = small_problem(), np.random.default_rng(1), prior_of(small_problem())
     true = Prior(op_type=0.6, device=0.1, bandwidth=1.0, latency=0.7, overhead_s=12e-6, overhead=0.3)

@@ -74,7 +74,7 @@ def shifted(timeline: Timeline, offset_s: np.ndarray) -> Timeline:
     )
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))])
 def test_four_traced_plans_without_noise_tell_the_host(seed: int) -> None:
     """Op times and step times of other plans to a thousandth: the factors themselves, but for shifts between them.
 
@@ -129,6 +129,7 @@ def test_routes_are_as_fast_as_seen_whichever_of_their_links_is_the_slowest() ->
     np.testing.assert_allclose(route_speeds(known.apply(known.mean)), route_speeds(true), rtol=5e-3)
 
 
+@pytest.mark.slow
 def test_draws_keep_the_speeds_of_routes_and_leave_the_other_links_free() -> None:
     scales, true, steps = hidden_links()
     known, generator = steps.known(), np.random.default_rng(0)
@@ -155,6 +156,7 @@ def test_seconds_that_tracing_is_known_to_add_are_removed() -> None:
     assert off[1] < 0.5 * off[0]
 
 
+@pytest.mark.slow
 def test_clocks_that_are_off_change_nothing() -> None:
     scales = scales_of(paired_host(3))
     steps = timelines_of(
@@ -165,6 +167,7 @@ def test_clocks_that_are_off_change_nothing() -> None:
     np.testing.assert_allclose(again.mean, once.mean, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_few_ops_that_were_held_up_hardly_count() -> None:
     scales, generator = scales_of(paired_host(3), 200), np.random.default_rng(2)
     true = scales.apply(some_factors(scales, 2))
@@ -213,6 +216,7 @@ def longer(timeline: Timeline, factor: np.ndarray) -> Timeline:
     return replace(timeline, op_end_s=timeline.op_start_s + factor * (timeline.op_end_s - timeline.op_start_s))
 
 
+@pytest.mark.slow
 def test_signatures_are_taken_to_differ_as_far_as_they_do() -> None:
     """Where ops of a type are off alike, less is left unknown of each signature than where they are not."""
     scales = scales_of(paired_host(3))
@@ -226,6 +230,7 @@ def test_signatures_are_taken_to_differ_as_far_as_they_do() -> None:
     assert left[0] < 0.7 * left[1]
 
 
+@pytest.mark.slow
 def test_ops_that_fit_badly_leave_more_unknown() -> None:
     """Each op on each device off by its own factor, as no factor can tell: less is known of how devices differ."""
     scales = scales_of(paired_host(3), 120)
@@ -238,6 +243,7 @@ def test_ops_that_fit_badly_leave_more_unknown() -> None:
     assert left[1] > 2.0 * left[0]
 
 
+@pytest.mark.slow
 def test_a_device_that_no_plan_used_is_as_sure_as_its_kind() -> None:
     """Its own factor stays as the prior has it, in mean and in width; types of its kind are known from the others."""
     scales = scales_of(plain_host(3, 100.0))
@@ -253,6 +259,7 @@ def test_a_device_that_no_plan_used_is_as_sure_as_its_kind() -> None:
     assert (known.deviation[others] < scales.deviation[others]).all()
 
 
+@pytest.mark.slow
 def test_step_times_correct_what_tracing_adds() -> None:
     """Durations alone cannot say how much of them is tracing; step times, which are measured without it, can."""
     scales = Scales(learnable_problem(paired_host(3), 60), replace(WIDE, overhead_s=0.01, overhead=0.5), None, TRACED)
@@ -268,6 +275,7 @@ def test_step_times_correct_what_tracing_adds() -> None:
     assert np.abs(log_ratio).mean() < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["moderate", "hard"])
 def test_a_few_traces_of_a_truth_beat_as_many_step_times(kind: str) -> None:
     problem = learnable_problem(paired_host(4), 120)
