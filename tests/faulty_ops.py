@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import mmap
 import os
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -88,6 +90,37 @@ class Faulty(nn.Module):
 def faulty_graph(kinds: tuple[str, ...] = FAULTS) -> OpGraph:
     """The input, an op for each of `kinds`, and a sum: `len(kinds)` + 2 ops."""
     return capture(Faulty(kinds), torch.ones(8))
+
+
+SWITCH: dict[str, Any] = {"fails": None, "thread": None, "stuck": None}
+"""What `switched` does: an error that it raises or an event that it waits for, on one thread or all; who waits."""
+
+
+@torch.library.custom_op("rlplace_tests_faults::switched", mutates_args=())
+def switched(x: Tensor) -> Tensor:
+    fails, here = SWITCH["fails"], threading.current_thread()
+    if SWITCH["thread"] in (None, here.name):
+        if isinstance(fails, Exception):
+            raise copy.copy(fails)
+        if fails is not None:
+            SWITCH["stuck"] = here
+            fails.wait(timeout=600)
+    return x.clone()
+
+
+@switched.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+class Switched(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return switched(x * 2) + 1
+
+
+def switched_graph(size: int = 3) -> OpGraph:
+    """Input, mul, switched, add."""
+    return capture(Switched(), torch.ones(size))
 
 
 @torch.library.custom_op("rlplace_tests_faults::pause", mutates_args=())

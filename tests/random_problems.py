@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from micrographs import op_graph
 
 from rlplace.graphs.grouping.groups import Grouping
 from rlplace.graphs.opgraph import OpGraph
-from rlplace.measure.costs.costs import Costs
+from rlplace.measure.costs.costs import Costs, CostSource
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.problem import Problem
 
@@ -102,6 +103,15 @@ def random_host(rng: np.random.Generator) -> Host:
         run_ahead=int(rng.choice([1, 1, 2, 1000])),
         corun_slowdown=corun,
     )
+
+
+def problem_of(
+    graph: OpGraph, host: Host, op_s: Any = 1.0, *, source: CostSource = "estimated", **more: Any
+) -> Problem:
+    """Each op is a group of its own and takes `op_s`: the same everywhere, of each op, or of each op on each device."""
+    seconds = np.array(op_s, dtype=np.float64)
+    seconds = np.broadcast_to(seconds[:, None] if seconds.ndim == 1 else seconds, (graph.num_ops, host.num_devices))
+    return Problem(graph, host, Costs(seconds.copy(), source), Grouping(np.arange(graph.num_ops)), **more)
 
 
 def random_problem(rng: np.random.Generator, num_ops: int, host: Host | None = None) -> Problem:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rlplace.graphs import OpGraph, capture, run_graph
 from rlplace.graphs.capturing.capture import as_call
 
 Loss = Callable[..., Tensor]
@@ -47,12 +48,50 @@ def run_eager(case: Case) -> Eager:
     return Eager(loss.detach(), gradients, {name: value.detach() for name, value in state.items()})
 
 
+def assert_equals_eager(model: nn.Module, inputs: Any, loss_fn: Loss, **tolerance: float) -> OpGraph:
+    """The graph of a step whose loss, gradients and buffers are those of plain PyTorch."""
+    graph, eager = capture(model, inputs, loss_fn, "sgd"), copy.deepcopy(model)
+    step, (args, kwargs) = run_graph(graph), as_call(copy.deepcopy(inputs))
+    loss = loss_fn(eager(*args, **kwargs))
+    loss.backward()
+    torch.testing.assert_close(step.result, loss.detach(), **tolerance)
+    expected = {name: each.grad for name, each in eager.named_parameters() if each.grad is not None}
+    assert step.gradients.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(step.gradients[name], gradient, **tolerance)
+    for name, buffer in eager.named_buffers():
+        torch.testing.assert_close(step.state[name], buffer.detach(), **tolerance)
+    return graph
+
+
+def step_graph(name: str, optimizer: str | None = "adam", **options: Any) -> OpGraph:
+    """The captured step of one of `CASES`."""
+    case = CASES[name]()
+    return capture(case.model, case.inputs, case.loss_fn, optimizer, targets=case.targets, **options)
+
+
 def mean_square(output: Any) -> Tensor:
     return (output**2).mean()
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 1) -> Tensor:
     return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+class Model(nn.Module):
+    """Named parts, and a `forward` that is a function of the model and what it is given."""
+
+    def __init__(self, function: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            if type(part) is Tensor:
+                self.register_buffer(name, part)
+            else:
+                setattr(self, name, part)
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        return self.function(self, *args, **named)
 
 
 class Function(nn.Module):
@@ -78,8 +117,7 @@ class ConvNorm(nn.Module):
         self.norm = nn.BatchNorm2d(3, dtype=torch.float64, **options)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.norm(self.conv(x)).relu()
-        return out
+        return self.norm(self.conv(x)).relu()
 
 
 class Tied(nn.Module):
@@ -91,8 +129,7 @@ class Tied(nn.Module):
         self.head.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        out: Tensor = self.head(torch.tanh(self.hidden(self.embedding(tokens))))
-        return out
+        return self.head(torch.tanh(self.hidden(self.embedding(tokens))))
 
 
 class PartlyFrozen(nn.Module):
@@ -103,8 +140,7 @@ class PartlyFrozen(nn.Module):
         self.unused = nn.Linear(4, 4, dtype=torch.float64)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.trained(torch.sigmoid(self.frozen(x)))
-        return out
+        return self.trained(torch.sigmoid(self.frozen(x)))
 
 
 class Cell(nn.Module):

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 from micrographs import op_graph
-from small_models import CASES, mean_square, random
+from small_models import CASES, mean_square, random, step_graph
 from torch import nn
 
 from rlplace.errors import InvalidValue
@@ -42,8 +42,7 @@ def test_every_read_of_a_parameter_sees_the_value_before_its_update(optimizer: s
 
 
 def test_running_twice_starts_from_the_same_values() -> None:
-    case = CASES["buffers"]()
-    graph = capture(case.model, case.inputs, case.loss_fn, "adam")
+    graph = step_graph("buffers")
     first, second = run_graph(graph), run_graph(graph)
     assert all(torch.equal(first.state[name], second.state[name]) for name in first.state)
     assert int(first.state["count"]) == 1

@@ -11,6 +11,7 @@ import torch
 from core_hosts import core_host
 from naive_plan import naive_plan
 from placed_steps import alternating
+from small_models import Model
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
@@ -189,10 +190,7 @@ def test_keys_are_places_in_streams() -> None:
         functional.dropout(torch.ones(4))
         torch.rand(3, generator=torch.Generator().manual_seed(7))
         torch.rand(3, generator=own)
-    assert found == [
-        *(DrawKey(0), DrawKey(1), DrawKey(0, 7), DrawKey(1, 7), DrawKey(1), DrawKey(0, 7)),
-        DrawKey(0, 3),
-    ]
+    assert found == [*(DrawKey(0), DrawKey(1), DrawKey(0, 7), DrawKey(1, 7), DrawKey(1), DrawKey(0, 7)), DrawKey(0, 3)]
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(own.get_state(), torch.Generator().manual_seed(3).get_state())
 
@@ -262,22 +260,13 @@ def test_accumulated_micro_batches_share_what_each_of_them_seeds() -> None:
 
 def test_shards_draw_apart_and_draws_that_are_made_again_are_whole() -> None:
     def draws_of(f: Op) -> set[DrawKey]:
-        model = nn.Sequential(nn.Linear(6, 8), Applied(f), nn.Linear(8, 3))
+        model = nn.Sequential(nn.Linear(6, 8), Model(lambda _, x: f(x)), nn.Linear(8, 3))
         graph = capture(model, X.float(), total, "sgd", split=SplitPlan(("mlp",)))
         return set(require_program(graph).draws)
 
     assert draws_of(functional.dropout) == {DrawKey(0, shard=0), DrawKey(0, shard=1)}
     assert draws_of(lambda h: h * seeded(h, 7)) == {DrawKey(0, 7)}
     assert draws_of(again(functional.dropout)) == {DrawKey(0)}
-
-
-class Applied(nn.Module):
-    def __init__(self, f: Op) -> None:
-        super().__init__()
-        self.f = f
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.f(x)
 
 
 OWN = torch.Generator().manual_seed(5)
@@ -302,13 +291,7 @@ def seeded_by_its_seed(h: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "f",
-    [
-        lambda h: h * torch.rand(h.shape, generator=OWN),
-        seeded_later,
-        seeded_anew,
-        seeded_by_its_seed,
-    ],
+    "f", [lambda h: h * torch.rand(h.shape, generator=OWN), seeded_later, seeded_anew, seeded_by_its_seed]
 )
 def test_states_that_go_on_from_step_to_step_are_refused(f: Op) -> None:
     before, own = torch.get_rng_state(), OWN.get_state()

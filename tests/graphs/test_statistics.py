@@ -57,9 +57,12 @@ def test_sums_and_phases() -> None:
         describe_graph(graph, np.ones(3))
 
 
-def test_an_empty_graph_has_nothing() -> None:
+def test_an_empty_graph_has_nothing_and_micro_batches_are_counted() -> None:
     found = describe_graph(op_graph([]))
     assert (found.num_ops, found.widest_level, found.critical_path_ops, found.top_targets) == (0, 0, 0, ())
+    graph = op_graph([[], [0], [], [2], [1, 3]])
+    found = describe_graph(dataclasses.replace(graph, micro_batch=np.array([0, 0, 1, 1, -1])))
+    assert (found.num_micro_batches, found.num_shared) == (2, 1)
 
 
 @settings(max_examples=60, deadline=None)
@@ -75,9 +78,3 @@ def test_ops_of_one_depth_do_not_depend_on_each_other(seed: int, num_ops: int) -
     levels = np.bincount(depth[runs], minlength=1)
     assert describe_graph(graph).widest_level == levels.max()
     assert describe_graph(graph).critical_path_ops == np.count_nonzero(levels) == depth.max()
-
-
-def test_micro_batches_are_counted() -> None:
-    graph = op_graph([[], [0], [], [2], [1, 3]])
-    found = describe_graph(dataclasses.replace(graph, micro_batch=np.array([0, 0, 1, 1, -1])))
-    assert (found.num_micro_batches, found.num_shared) == (2, 1)

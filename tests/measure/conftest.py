@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from faulty_ops import SWITCH
 from placed_steps import GANG_HOST, HOST
 
 from rlplace.measure.execute.device_threads import Crew
@@ -16,6 +18,13 @@ def crews() -> Iterator[dict[str, Crew]]:
     yield made
     for crew in made.values():
         crew.stop()
+
+
+@pytest.fixture
+def switch() -> Iterator[dict[str, Any]]:
+    """What `faulty_ops.switched` does, which is nothing again afterwards."""
+    yield SWITCH
+    SWITCH.update(fails=None, thread=None, stuck=None)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Lower bounds, by hand and against brute force over everything that the step-time model knows."""
+"""Lower bounds and data parallelism by arithmetic: by hand, and against brute force over all placements."""
 
 from __future__ import annotations
 
@@ -7,24 +7,30 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from core_hosts import core_host
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from micrographs import fork_join, op_graph
-from random_problems import plain_host, random_priorities, random_problem
+from random_problems import plain_host, problem_of, random_priorities, random_problem
 
 from rlplace.graphs import Grouping
+from rlplace.graphs.opgraph import BACKWARD, FORWARD, UPDATE
 from rlplace.measure.bounds import (
     _ascent_weights,
     best_weights,
+    can_be_split,
     critical_path_s,
+    even_split_s,
     even_weights,
     figures,
     heads_and_tails,
     lower_bound_s,
     lower_bounds,
+    ring_all_reduce_s,
     work_of_labels_s,
 )
 from rlplace.measure.costs.costs import Costs
+from rlplace.measure.host_model import prior_of
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
@@ -38,12 +44,7 @@ def problem(reads: list[list[int]], costs: list[list[float]], gang: bool = False
     links = tuple(Link(f"{a}>{b}", 1e9) for a in names for b in names if a != b)
     routes = tuple(Route(a, b, (f"{a}>{b}",)) for a in names for b in names if a != b)
     graph = op_graph(reads)
-    return Problem(
-        graph,
-        Host("h", tuple(devices), links, routes),
-        Costs(np.array(costs), "estimated"),
-        Grouping(np.arange(len(reads))),
-    )
+    return problem_of(graph, Host("h", tuple(devices), links, routes), np.array(costs))
 
 
 def total_work_s(drawn: Problem) -> float:
@@ -110,8 +111,7 @@ def test_a_class_runs_on_one_device_between_its_heads_and_tails() -> None:
 def test_a_join_pays_for_a_transfer_or_for_staying_together() -> None:
     # two ops of 4 s, joined: together they take 8 s; apart, a transfer of 3 s
     graph = op_graph([[], [], [0, 1]], 300)
-    costs = Costs(np.repeat([[4.0], [4.0], [1.0]], 2, axis=1), "estimated")
-    drawn = Problem(graph, plain_host(2, 100.0), costs, Grouping(np.arange(3)))
+    drawn = problem_of(graph, plain_host(2, 100.0), np.repeat([[4.0], [4.0], [1.0]], 2, axis=1))
     bounds = lower_bounds(drawn)
     assert bounds["critical path"] == 5.0
     assert bounds["path with transfers"] == 8.0  # 4 + 3 + 1
@@ -120,7 +120,7 @@ def test_a_join_pays_for_a_transfer_or_for_staying_together() -> None:
 
 
 def test_heads_and_tails_mirror_each_other() -> None:
-    drawn = Problem(fork_join(3, 2, 5), plain_host(2, 1.0), Costs(np.ones((9, 2)), "estimated"), Grouping(np.arange(9)))
+    drawn = problem_of(fork_join(3, 2, 5), plain_host(2, 1.0))
     heads, tails = heads_and_tails(drawn.graph, figures(drawn), with_transfers=True)
     assert heads[:5].tolist() == [0.0, 1.0, 1.0, 1.0, 4.0]  # three branches together, or one transfer of 5 s
     assert tails[4:].tolist() == [4.0, 1.0, 1.0, 1.0, 0.0]
@@ -128,8 +128,7 @@ def test_heads_and_tails_mirror_each_other() -> None:
 
 def test_one_dispatcher_launches_everything() -> None:
     graph = op_graph([[]] * 5)
-    costs = Costs(np.full((5, 2), 0.5), "estimated")
-    drawn = Problem(graph, plain_host(2, dispatch_s=1.0), costs, Grouping(np.arange(5)))
+    drawn = problem_of(graph, plain_host(2, dispatch_s=1.0), np.full((5, 2), 0.5))
     assert lower_bounds(drawn)["dispatcher"] == 5.5
     assert Simulator(drawn, threads=1).step_times(np.array([[0, 1, 0, 1, 0]], dtype=np.int32))[0] == 5.5
     # launched only when the one before has ended: 1.5 s of device time an op, 5 ops on 2 devices
@@ -144,8 +143,7 @@ def test_parameters_that_fit_no_device_force_a_transfer() -> None:
     graph = op_graph([[], [], [0], [1, 2]], [60, 60, 40, 1], targets=targets)
     host = plain_host(2, 10.0)
     tight = replace(host, devices=tuple(replace(device, memory_bytes=100) for device in host.devices))
-    costs = Costs(np.ones((4, 2)), "estimated")
-    drawn = Problem(graph, tight, costs, Grouping(np.arange(4)))
+    drawn = problem_of(graph, tight)
     # the cheapest way is the 40 bytes between the ops: 1 + 4 + 1
     assert lower_bounds(drawn)["memory-forced transfer"] == 6.0
     assert lower_bounds(replace(drawn, host=host))["memory-forced transfer"] == 0.0
@@ -184,3 +182,88 @@ def test_no_placement_and_no_priorities_beat_any_bound(seed: int, num_ops: int) 
     busiest_s = float(Simulator(drawn, objective="throughput", threads=1).step_times(placements).min())
     for name, bound_s in lower_bounds(drawn, "throughput").items():
         assert bound_s <= busiest_s * (1 + 1e-9) + 1e-12, name
+
+
+def full_mesh(count: int, *, shared: bool) -> Host:
+    """Every pair by its own link of 10 bytes/s and 1 s of latency, or all by one bus."""
+    names = [f"d:{k}" for k in range(count)]
+    devices = tuple(Device(name, "d", "simulated", 1 << 30) for name in names)
+    pairs = [(a, b) for a in names for b in names if a != b]
+    links = (Link("bus", 10.0, 1.0),) if shared else tuple(Link(f"{a}>{b}", 10.0, 1.0) for a, b in pairs)
+    return Host("mesh", devices, links, tuple(Route(a, b, ("bus" if shared else f"{a}>{b}",)) for a, b in pairs))
+
+
+def test_a_ring_by_hand() -> None:
+    # 4 devices, 80 bytes: 6 rounds, each 1 s of latency and 20 bytes at 10 bytes/s; on one bus four hops share it
+    assert ring_all_reduce_s(full_mesh(4, shared=False), [0, 1, 2, 3], 80.0) == pytest.approx(6 * (1 + 2))
+    assert ring_all_reduce_s(full_mesh(4, shared=True), [0, 1, 2, 3], 80.0) == pytest.approx(6 * (1 + 8))
+    assert ring_all_reduce_s(full_mesh(2, shared=False), [0, 1], 80.0) == pytest.approx(2 * (1 + 4))
+    assert ring_all_reduce_s(full_mesh(2, shared=False), [1], 80.0) == 0.0
+
+
+def step(host: Host, op_s: list[list[float]], gradient_bytes: float = 0.0) -> Problem:
+    """A parameter, then a forward op, a backward op and an update, with seconds on each device."""
+    graph = op_graph(
+        [[], [0], [1], [0, 2]],
+        [50, 1, 1, 1],
+        targets=["parameter", "aten.op", "aten.op", "update.sgd"],
+        phases=[FORWARD, FORWARD, BACKWARD, UPDATE],
+    )
+    graph = replace(graph, gradient_bytes=np.array([gradient_bytes, 0, 0, 0]))
+    costs = np.array([[9.0] * host.num_devices, *op_s])
+    return problem_of(graph, host, costs)
+
+
+def test_an_even_split_by_hand() -> None:
+    host = plain_host(2)
+    even = [[4.0, 4.0], [8.0, 8.0], [1.0, 1.0]]
+    # half of forward and backward, and the whole update
+    assert even_split_s(step(host, even)) == pytest.approx(2.0 + 4.0 + 1.0)
+    # the ring takes 2 rounds of 300 bytes at 100 bytes/s: behind 4 s of backward it shows for 2 s
+    assert even_split_s(step(host, even, 600.0)) == pytest.approx(2.0 + 6.0 + 1.0)
+
+
+def test_a_faster_device_takes_more_of_the_batch() -> None:
+    uneven = [[4.0, 2.0], [8.0, 4.0], [1.0, 0.5]]
+    assert even_split_s(step(plain_host(2), uneven)) == pytest.approx(12.0 / 3 + 1.0)
+
+
+def test_the_best_number_of_devices_is_taken() -> None:
+    slow = [[4.0, 4.0, 400.0], [8.0, 8.0, 800.0], [1.0, 1.0, 100.0]]  # the third one would update for 100 s
+    assert even_split_s(step(plain_host(3), slow)) == pytest.approx(7.0)
+
+
+def test_every_replica_launches_every_op_and_holds_the_model() -> None:
+    host = plain_host(2, dispatch_s=5.0)
+    assert even_split_s(step(host, [[4.0, 4.0], [8.0, 8.0], [1.0, 1.0]])) == pytest.approx(3 * 5.0)
+    small = replace(host, devices=(host.devices[0], replace(host.devices[1], memory_bytes=49)))
+    assert even_split_s(step(small, [[4.0, 4.0], [8.0, 8.0], [1.0, 1.0]])) == float("inf")
+    assert even_split_s(step(plain_host(1), [[4.0], [8.0], [1.0]])) == float("inf")
+
+
+def test_a_batch_of_one_sample_cannot_be_split() -> None:
+    graph = op_graph([[], [], [0, 1]], targets=["input", "parameter", "aten.op"])
+    one, several, scalar = (replace(graph, tensor_shapes=(shape, (4,), (4,))) for shape in ((1, 8), (2, 8), ()))
+    assert [can_be_split(step) for step in (one, several, scalar)] == [False, True, False]
+    assert can_be_split(op_graph([[], [0]]))
+    host = plain_host(2)
+    problem = problem_of(one, host)
+    assert even_split_s(problem) == float("inf")
+    assert even_split_s(replace(problem, graph=several)) == pytest.approx(0.5)
+
+
+def test_devices_that_slow_each_other_down_take_longer_by_hand() -> None:
+    even = [[4.0, 4.0], [8.0, 8.0], [1.0, 1.0]]
+    host = plain_host(2, corun_slowdown=((0.0, 0.5), (0.25, 0.0)))
+    # all of forward and backward would take them 18 s and 15 s beside each other, the update 1.5 s and 1.25 s
+    assert even_split_s(step(host, even)) == pytest.approx(1 / (1 / 18 + 1 / 15) + 1.5)
+
+
+def test_on_this_machine_cores_slow_each_other_down_as_the_host_model_expects() -> None:
+    even = [[4.0, 4.0], [8.0, 8.0], [1.0, 1.0]]
+    problem = step(core_host(2), even)
+    factor = 1.0 + prior_of(problem).corun
+    assert factor > 1.0
+    assert even_split_s(problem) == pytest.approx(7.0 * factor)
+    known = replace(problem.host, corun_slowdown=((0.0, 0.5), (0.5, 0.0)))
+    assert even_split_s(replace(problem, host=known)) == pytest.approx(7.0 * 1.5)

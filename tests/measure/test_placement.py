@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from core_hosts import core_host, process_host
 from micrographs import op_graph
+from random_problems import problem_of
 
 from rlplace.errors import FileProblem, FingerprintMismatch, InvalidValue, UnknownName
 from rlplace.graphs import Grouping
@@ -22,24 +23,18 @@ from rlplace.measure.problem import Plan, Problem
 def two_devices(name: str = "two") -> Host:
     devices = tuple(Device(f"d{k}", name, "simulated", 1 << 30) for k in range(2))
     return Host(
-        name,
-        devices,
-        links=(Link("wire", 1e9),),
-        routes=(Route("d0", "d1", ("wire",)), Route("d1", "d0", ("wire",))),
+        name, devices, links=(Link("wire", 1e9),), routes=(Route("d0", "d1", ("wire",)), Route("d1", "d0", ("wire",)))
     )
 
 
 def chain_problem(host: Host) -> Problem:
     graph = op_graph([[], [0], [1]], 10, targets=["input", "aten.a", "aten.b"])
-    return Problem(graph, host, Costs(np.ones((3, 2)), "estimated"), Grouping(np.arange(3)))
+    return problem_of(graph, host)
 
 
-def test_what_a_search_found_nothing_for_is_no_placement() -> None:
+def test_neither_nothing_nor_an_array_of_devices_is_a_plan() -> None:
     with pytest.raises(InvalidValue, match=r"placement: plan is None, expected a Plan\. A search that found nothing"):
         Placement.of(chain_problem(two_devices()), None)
-
-
-def test_an_array_of_devices_is_no_plan() -> None:
     with pytest.raises(InvalidValue, match=r"plan is 'of type ndarray'.*Simulator\(problem\)\.plan\(devices\)"):
         Placement.of(chain_problem(two_devices()), np.zeros(3, dtype=np.int32))  # type: ignore[arg-type]
 

@@ -1,12 +1,8 @@
-"""`Problem`: groups by rule under constraints, and draws that respect them.
-
-What a wrong placement is told, one or a batch of them.
-
-Latencies and rates of routes over several links, by hand.
-"""
+"""`Problem`: groups by rule under constraints, draws that respect them, wrong placements, routes, one-device plans."""
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -19,19 +15,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from micrographs import op_graph
 from random_problems import plain_host, random_graph
+from small_models import step_graph
 from torch import nn
 
 from rlplace.errors import FingerprintMismatch, InvalidValue, UnknownName
 from rlplace.graphs import capture
 from rlplace.graphs.grouping.constraints import Constraints
-from rlplace.graphs.grouping.groups import LATENCY_S, S_PER_BYTE, Grouping
+from rlplace.graphs.grouping.groups import LATENCY_S, S_PER_BYTE, Grouping, group_ops
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.hosts.host_file import save_host
 from rlplace.measure.hosts.resolve import resolve_host
 from rlplace.measure.placement import Placement
 from rlplace.measure.prediction_error import draw_mix
-from rlplace.measure.problem import Problem, check_allowed, check_range, check_together, mean_transfer, over_routes
+from rlplace.measure.problem import (
+    Problem,
+    capacity_bytes,
+    check_allowed,
+    check_range,
+    check_together,
+    mean_transfer,
+    over_routes,
+    single_device_peak_bytes,
+    single_device_plan,
+)
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.search.rules import baselines
 
@@ -44,15 +51,11 @@ def barred_problem() -> Problem:
     )
 
 
-def test_it_prints_as_one_line() -> None:
+def test_it_prints_as_one_line_and_is_pickled_without_its_program() -> None:
     problem = barred_problem()
     graph = "OpGraph(3 ops, 2 edges)"
     assert repr(problem.graph) == graph
     assert repr(problem) == f"Problem({graph}, 3 groups on {problem.host.name} (3 devices), estimated costs)"
-
-
-def test_a_pickled_problem_is_the_same_without_its_program() -> None:
-    problem = barred_problem()
     assert problem.group_allowed.any()  # worked out, and not pickled
     found = pickle.loads(pickle.dumps(problem))  # noqa: S301 - our own bytes
     assert found.graph.fingerprint == problem.graph.fingerprint
@@ -171,7 +174,6 @@ def test_what_modules_are_tied_to_is_allowed_together() -> None:
     problem = Problem.grouped(graph, host, costs, grouping="device-map", constraints=constraints)
     assert problem.grouping.op_group.tolist() == [0, 0, 1]
     assert problem.graph.colocation.tolist() == [0, 0, 1], "every method keeps to it"
-    assert problem.allowed is not None
     assert problem.allowed[:, 0].tolist() == [False, False, True]
     with pytest.raises(InvalidValue, match="one device for ops that live together"):
         problem.check_placement(np.array([1, 2, 0], dtype=np.int32))
@@ -272,3 +274,41 @@ def test_a_transfer_takes_what_the_routes_take_on_average() -> None:
     assert mean_transfer(host) == (0.5, 0.02)
     handed_over = replace(host, routes=tuple(Route(r.source, r.destination, ()) for r in host.routes))
     assert mean_transfer(handed_over) == (LATENCY_S, S_PER_BYTE)
+
+
+def test_everything_on_one_device_in_order() -> None:
+    graph = capture(nn.Linear(4, 2), torch.ones(3, 4))
+    plan = single_device_plan(graph, 1)
+    assert plan.devices.tolist() == [1] * 4
+    assert plan.sequence.tolist() == [0, 1, 2, 3]
+    assert plan.num_transfers == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lstm_cell", "batch_norm_train", "transformer_layer", "writes", "tied", "targets"])
+@pytest.mark.parametrize("granularity", [1, 512])
+def test_the_peak_is_the_simulators(name: str, granularity: int) -> None:
+    graph = step_graph(name)
+    host = core_host(2)
+    facts = {"memory_granularity_bytes": granularity, "context_bytes": 1000, "memory_pool": ""}
+    host = dataclasses.replace(host, devices=tuple(dataclasses.replace(each, **facts) for each in host.devices))
+    costs = Costs(np.where(graph.is_source, 0.0, 1.0)[:, None].repeat(2, axis=1), "estimated")
+    simulator = Simulator(Problem(graph, host, costs, group_ops(graph, costs.op_time_s[:, 0], 4)))
+    peaks = simulator.retime(single_device_plan(graph, 1)).peak_bytes
+    assert single_device_peak_bytes(graph, host, 1) == peaks[1]
+
+
+def test_a_graph_without_ops_has_no_peak() -> None:
+    assert single_device_peak_bytes(op_graph([]), core_host(1), 0) == 0
+
+
+def test_contexts_of_others_in_the_pool_take_their_share() -> None:
+    host = core_host(3)
+    first, second, third = host.devices
+    devices = (
+        dataclasses.replace(first, memory_bytes=1000, context_bytes=1),
+        dataclasses.replace(second, memory_bytes=900, context_bytes=20),
+        dataclasses.replace(third, memory_bytes=10, context_bytes=5, memory_pool=""),
+    )
+    host = dataclasses.replace(host, devices=devices)
+    assert [capacity_bytes(host, device) for device in range(3)] == [880, 899, 10]

@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 from micrographs import op_graph
+from random_problems import problem_of
 
 from rlplace.errors import InvalidValue, UnknownName
-from rlplace.graphs import Grouping
-from rlplace.measure import Costs, Device, Host, Link, Plan, Problem, Route, Simulator
+from rlplace.measure import Device, Host, Link, Plan, Problem, Route, Simulator
 from rlplace.measure.truth import KINDS, TrueTimer, Truth, true_problem, true_problems
 
 TARGETS = ["parameter", "aten.mm", "aten.add", "aten.mm"]
@@ -23,7 +23,7 @@ def small_problem(memory_bytes: int = 1000) -> Problem:
     links = (Link("z", 1e3, 0.5), Link("a", 2e3, 0.25), Link("m", 4e3))
     routes = tuple(Route(f"d{i}", f"d{j}", ("zam"[(i + j) % 3],)) for i in range(3) for j in range(3) if i != j)
     costs = np.array([[0.0] * 3, [1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]])
-    return Problem(graph, Host("three", devices, links, routes), Costs(costs, "estimated"), Grouping(np.arange(4)))
+    return problem_of(graph, Host("three", devices, links, routes), costs)
 
 
 @pytest.mark.parametrize(
@@ -55,21 +55,9 @@ def test_the_draws_are_those_of_the_definition(kind: str, s: float, r: float, v:
         assert true.costs.moved_factor is None
     expected = [
         [0.0, 0.0, 0.0],
-        [
-            1.0 * f1[3] * f5[3] * f3[0] + o,
-            2.0 * f1[2] * f5[2] * f3[1] + o,
-            3.0 * f1[3] * f5[3] * f3[2] + o,
-        ],
-        [
-            4.0 * f1[1] * f5[1] * f3[0] + o,
-            5.0 * f1[0] * f5[0] * f3[1] + o,
-            6.0 * f1[1] * f5[1] * f3[2] + o,
-        ],
-        [
-            7.0 * f1[3] * f5[5] * f3[0] + o,
-            8.0 * f1[2] * f5[4] * f3[1] + o,
-            9.0 * f1[3] * f5[5] * f3[2] + o,
-        ],
+        [1.0 * f1[3] * f5[3] * f3[0] + o, 2.0 * f1[2] * f5[2] * f3[1] + o, 3.0 * f1[3] * f5[3] * f3[2] + o],
+        [4.0 * f1[1] * f5[1] * f3[0] + o, 5.0 * f1[0] * f5[0] * f3[1] + o, 6.0 * f1[1] * f5[1] * f3[2] + o],
+        [7.0 * f1[3] * f5[5] * f3[0] + o, 8.0 * f1[2] * f5[4] * f3[1] + o, 9.0 * f1[3] * f5[5] * f3[2] + o],
     ]
     np.testing.assert_allclose(true.costs.op_time_s, expected, rtol=1e-13)
     assert [link.name for link in true.host.links] == ["z", "a", "m"]
@@ -148,7 +136,7 @@ def test_a_failed_measurement_takes_its_draw() -> None:
 def test_workloads_on_one_host_are_off_by_the_same_factors(kind: str) -> None:
     first = small_problem()
     graph = op_graph([[], [0], [1]], 10, targets=["aten.norm", "aten.add", "aten.norm"])
-    second = Problem(graph, first.host, Costs(np.full((3, 3), 2.0), "estimated"), Grouping(np.arange(3)))
+    second = problem_of(graph, first.host, np.full((3, 3), 2.0))
     one, other = true_problems([first, second], Truth(kind, 5))
     assert one.host == other.host
     assert one.host.links != first.host.links
@@ -158,14 +146,6 @@ def test_workloads_on_one_host_are_off_by_the_same_factors(kind: str) -> None:
     elsewhere = dataclasses.replace(second, host=dataclasses.replace(first.host, name="other"))
     with pytest.raises(InvalidValue, match="host is 'other', expected three, as of the first problem"):
         true_problems([first, elsewhere], Truth(kind, 5))
-
-
-def test_gangs_are_refused() -> None:
-    free = small_problem()
-    devices = (*free.host.devices[:2], dataclasses.replace(free.host.devices[2], members=("d0", "d1")))
-    ganged = dataclasses.replace(free, host=dataclasses.replace(free.host, devices=devices))
-    with pytest.raises(InvalidValue, match="gangs"):
-        true_problem(ganged, Truth("hard", 0))
 
 
 def test_words_and_back() -> None:
@@ -190,11 +170,16 @@ def test_mistakes_are_refused(text: str, words: str) -> None:
         Truth.parse(text)
 
 
-def test_a_plan_of_another_graph_is_refused() -> None:
+def test_gangs_and_plans_of_another_graph_are_refused() -> None:
     timer = TrueTimer(true_problem(small_problem(), Truth("hard", 0)), 0)
     empty = np.zeros(0, dtype=np.int32)
     with pytest.raises(InvalidValue):
         timer.truth(Plan(np.zeros(3, dtype=np.int32), empty, empty, np.arange(3)))
+    free = small_problem()
+    devices = (*free.host.devices[:2], dataclasses.replace(free.host.devices[2], members=("d0", "d1")))
+    ganged = dataclasses.replace(free, host=dataclasses.replace(free.host, devices=devices))
+    with pytest.raises(InvalidValue, match="gangs"):
+        true_problem(ganged, Truth("hard", 0))
 
 
 def test_in_place_devices_of_one_memory_slow_each_other() -> None:
@@ -224,7 +209,6 @@ def test_a_trace_is_drawn_as_its_definition_says(kind: str) -> None:
     devices = np.array([0, 1, 1, 2], dtype=np.int32)
     plan = Simulator(nominal).plan(devices)
     timeline = TrueTimer(true, 11, is_traced=True).measure_plans([plan, plan])[1].timeline
-    assert timeline is not None
     assert timeline.source == "measured"
     fixed = np.random.Generator(np.random.PCG64([11, 0, 2]))
     bias = fixed.lognormal(0.0, 0.05, 9).reshape(3, 3)[[1, 0, 2]]  # add:2, mm:1, mm:3 by d0, d1, d2; then of ops 1 to 3

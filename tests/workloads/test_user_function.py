@@ -123,32 +123,27 @@ def test_unknown_optimizer(write):
         returning(write, "model, x, torch.sum, 'adamm'")
 
 
-def test_missing_module(write):
-    write("mine.py", LINEAR)
-    with pytest.raises(UnknownName, match="'mine'") as caught:
-        build(parse_workload("mind:make"))
-    assert caught.value.name == "mind"
+IN_A_PACKAGE = {"zoo/__init__.py": "", "zoo/linear.py": LINEAR}
+RAISES = "from rlplace.errors import FileProblem\ndef make():\n    raise FileProblem('x', 'is missing')\n"
 
 
-def test_missing_module_of_a_package(write):
-    write("zoo/__init__.py", "")
-    write("zoo/linear.py", LINEAR)
-    with pytest.raises(UnknownName) as caught:
-        build(parse_workload("zoo.lineal:make"))
-    assert caught.value.nearest == ("zoo.linear",)
-
-
-def test_missing_function(write):
-    write("mine.py", LINEAR)
-    with pytest.raises(UnknownName, match="function of module mine") as caught:
-        build(parse_workload("mine:male"))
-    assert caught.value.nearest == ("make",)
-
-
-def test_not_a_function(write):
-    write("mine.py", "make = 3\n")
-    with pytest.raises(InvalidValue, match="make is of type int"):
-        build(parse_workload("mine:make"))
+@pytest.mark.parametrize(
+    ("files", "name", "error", "told", "facts"),
+    [
+        ({"mine.py": LINEAR}, "mind:make", UnknownName, "'mine'", {"name": "mind"}),
+        (IN_A_PACKAGE, "zoo.lineal:make", UnknownName, "zoo.linear", {"nearest": ("zoo.linear",)}),
+        ({"mine.py": LINEAR}, "mine:male", UnknownName, "function of module mine", {"nearest": ("make",)}),
+        ({"mine.py": "make = 3\n"}, "mine:make", InvalidValue, "make is of type int", {}),
+        ({"mine.py": "def make(batch):\n    return batch\n"}, "mine:make", InvalidValue, "without arguments", {}),
+        ({"mine.py": RAISES}, "mine:make", FileProblem, "is missing", {}),  # our own errors pass through
+    ],
+)
+def test_what_is_not_there_or_no_function_is_told(write, files, name, error, told, facts):
+    for path, text in files.items():
+        write(path, text)
+    with pytest.raises(error, match=told) as caught:
+        build(parse_workload(name))
+    assert {key: getattr(caught.value, key) for key in facts} == facts
 
 
 @pytest.mark.parametrize(
@@ -178,16 +173,4 @@ def test_function_that_reads_values_where_there_are_none(write):
     write("mine.py", "import torch\ndef make():\n    return torch.zeros(int(torch.randint(3, (1,))))\n")
     message = r"reads the values of a tensor \(.*mine.py:3\)\. On a simulated host"
     with without_memory(), pytest.raises(InvalidValue, match=message):
-        build(parse_workload("mine:make"))
-
-
-def test_function_with_arguments(write):
-    write("mine.py", "def make(batch):\n    return batch\n")
-    with pytest.raises(InvalidValue, match="without arguments"):
-        build(parse_workload("mine:make"))
-
-
-def test_our_own_errors_pass_through(write):
-    write("mine.py", "from rlplace.errors import FileProblem\ndef make():\n    raise FileProblem('x', 'is missing')\n")
-    with pytest.raises(FileProblem, match="is missing"):
         build(parse_workload("mine:make"))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from small_models import Function, random
+from small_models import Function, Model, assert_equals_eager, mean_square, random
 from torch import Tensor, nn
 
 from rlplace.errors import CaptureError
@@ -125,13 +125,7 @@ COVERED = [
 
 
 def check(function: Callable[[Tensor], Tensor]) -> None:
-    model, x = Function(function), random(3, 4)
-    graph = capture(model, x, lambda y: (y * y).mean(), "sgd")
-    step, loss = run_graph(graph), (model(x) ** 2).mean()
-    expected = torch.autograd.grad(loss, list(model.parameters()))
-    torch.testing.assert_close(step.result, loss.detach())
-    torch.testing.assert_close(list(step.gradients.values()), list(expected))
-    assert graph.program is not None
+    graph = assert_equals_eager(Function(function), random(3, 4), mean_square)
     for call in graph.program.calls.values():
         assert not isinstance(call, Call) or not call.target._schema.is_mutable
 
@@ -157,42 +151,25 @@ def test_windows_beside_what_a_second_trace_settles_are_refused() -> None:
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("kind", ["train", "eval", "no statistics", "twice"])
-def test_batch_norm_either_way(kind: str, again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Norm(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.BatchNorm1d(4, track_running_stats=kind != "no statistics", dtype=torch.float64)
+def test_batch_norm_either_way(kind: str, again: bool) -> None:
+    def forward(model: nn.Module, x: Tensor) -> Tensor:
+        y = model.norm(x)
+        if again:
+            y = y.clone()
+            y.as_strided((6, 2), (4, 2), 1).add_(1)
+        return model.norm(y) if kind == "twice" else y
 
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.norm(x)
-            if again:
-                y = y.clone()
-                y.as_strided((6, 2), (4, 2), 1).add_(1)
-            return self.norm(y) if kind == "twice" else y
-
-    model, x = Norm().train(kind != "eval"), random(6, 4)
-    graph = capture(model, x, lambda y: (y**3).sum(), "sgd")
-    step = run_graph(graph)
-    loss = (model(x) ** 3).sum()
-    torch.testing.assert_close(step.result, loss.detach())
-    expected = torch.autograd.grad(loss, list(model.parameters()))
-    torch.testing.assert_close(list(step.gradients.values()), list(expected))
-    for name, buffer in model.named_buffers():
-        torch.testing.assert_close(step.state[name], buffer)
+    norm = nn.BatchNorm1d(4, track_running_stats=kind != "no statistics", dtype=torch.float64)
+    assert_equals_eager(Model(forward, norm=norm).train(kind != "eval"), random(6, 4), lambda y: (y**3).sum())
 
 
 def test_a_swap_of_buffers_reads_both_before_it_writes_either() -> None:
-    class Swap(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("one", torch.tensor([1.0, 2.0]))
-            self.register_buffer("other", torch.tensor([3.0, 4.0]))
+    def swap(model: nn.Module, x: Tensor) -> Tensor:
+        model.one, model.other = model.other, model.one
+        return x + model.one
 
-        def forward(self, x: Tensor) -> Tensor:
-            self.one, self.other = self.other, self.one
-            return x + self.one
-
-    step = run_graph(capture(Swap(), torch.zeros(2)))
+    model = Model(swap, one=torch.tensor([1.0, 2.0]), other=torch.tensor([3.0, 4.0]))
+    step = run_graph(capture(model, torch.zeros(2)))
     assert step.result.tolist() == [3.0, 4.0]
     assert step.state["one"].tolist() == [3.0, 4.0]
     assert step.state["other"].tolist() == [1.0, 2.0]
@@ -216,13 +193,7 @@ class Average(nn.Module):
 
 
 def test_a_buffer_is_replaced_after_the_backward_has_read_it() -> None:
-    model, x = Average(), random(3, 4, dtype=torch.float32)
-    step = run_graph(capture(model, x, lambda y: (y * y).mean(), "sgd"))
-    loss = (model(x) ** 2).mean()
-    torch.testing.assert_close(step.result, loss.detach())
-    torch.testing.assert_close(step.state["mean"], model.mean.detach())
-    expected = torch.autograd.grad(loss, list(model.parameters()))
-    torch.testing.assert_close(list(step.gradients.values()), list(expected))
+    assert_equals_eager(Average(), random(3, 4, dtype=torch.float32), mean_square)
 
 
 def test_of_two_changes_of_a_buffer_the_last_one_stays() -> None:
@@ -235,16 +206,11 @@ def test_of_two_changes_of_a_buffer_the_last_one_stays() -> None:
 
 
 def test_an_old_value_of_a_buffer_that_is_returned_stays_old() -> None:
-    class Counts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("count", torch.arange(4.0))
+    def counts(model: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+        old = model.count
+        model.count = model.count + 1
+        return x * model.count, old, old[1:]
 
-        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-            old = self.count
-            self.count = self.count + 1
-            return x * self.count, old, old[1:]
-
-    step = run_graph(capture(Counts(), torch.ones(4)))
+    step = run_graph(capture(Model(counts, count=torch.arange(4.0)), torch.ones(4)))
     assert [value.tolist() for value in step.result] == [[1, 2, 3, 4], [0, 1, 2, 3], [1, 2, 3]]
     assert step.state["count"].tolist() == [1, 2, 3, 4]

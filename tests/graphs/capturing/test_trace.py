@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import CASES, Attention, Function, Tied, Writes, mean_square, random
+from small_models import CASES, Function, Model, Tied, Writes, mean_square, random
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from rlplace.errors import CaptureError
+from rlplace.graphs import BACKWARD, capture
 from rlplace.graphs.capturing.capture import as_call
 from rlplace.graphs.capturing.trace import Trace, trace_step
+from rlplace.graphs.opgraph import OpGraph
 from rlplace.workloads import build, parse_workload
 
 aten = torch.ops.aten
@@ -40,15 +43,6 @@ def modules_of(traced: Trace, target: Any) -> list[tuple[str, str]]:
     ]
 
 
-class Nested(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(x) + self.body(x * 2)
-
-
 def test_placeholders_come_in_the_order_that_the_trace_names() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     model[0].bias.requires_grad_(False)
@@ -61,7 +55,8 @@ def test_placeholders_come_in_the_order_that_the_trace_names() -> None:
 
 
 def test_backward_ops_carry_the_module_of_the_forward_op_they_differentiate() -> None:
-    traced = trace(Nested(), torch.ones(3, 4))
+    body = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    traced = trace(Model(lambda model, x: model.body(x) + model.body(x * 2), body=body), torch.ones(3, 4))
     assert modules_of(traced, aten.tanh.default) == [("forward", "body.1")] * 2
     assert modules_of(traced, aten.tanh_backward.default) == [("backward", "body.1")] * 2
     assert modules_of(traced, aten.addmm.default) == [
@@ -103,13 +98,6 @@ def test_nearly_every_op_of_a_workload_knows_its_module(name: str) -> None:
     assert all(node.meta["custom"].get("module", "") in paths for node in calls(traced))
 
 
-def test_attention_is_one_op_a_direction() -> None:
-    for dtype in (torch.float32, torch.float64):
-        found = targets(trace(Attention(is_causal=True).to(dtype), random(2, 5, 8, dtype=dtype)))
-        found = {target for target in found if "attention" in target}
-        assert found == {"rlplace.attention.default", "rlplace.attention_backward.default"}
-
-
 def test_recurrent_layers_come_apart() -> None:
     found = targets(trace(nn.LSTM(4, 5), torch.ones(3, 2, 4), lambda output: output[0].sum()))
     assert "aten.addmm.default" in found
@@ -142,45 +130,22 @@ def test_one_batch_norm_is_one_op_that_updates_its_statistics() -> None:
     assert found.count("aten.copy_.default") == 3
 
 
-def test_a_model_that_writes_nowhere_is_traced_once() -> None:
+def test_a_model_that_writes_nowhere_is_traced_once_and_writes_become_scatters() -> None:
     model = nn.Linear(4, 2)
     assert "aten.copy_.default" not in targets(trace(model, torch.ones(3, 4)))
+    model = Writes()
+    found = targets(trace(model, (random(3, 4), torch.tensor([2, 0]))))
+    assert {"aten.slice_scatter.default", "aten.index_put.default"} <= found
 
 
 @pytest.mark.parametrize("value", [torch.zeros(3), torch.zeros(4, dtype=torch.int64), None])
 def test_a_buffer_replaced_by_something_else_is_refused(value: Tensor | None) -> None:
-    class Replaces(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("mean", torch.zeros(4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.mean = value
-            return x
+    def replaces(model: nn.Module, x: Tensor) -> Tensor:
+        model.mean = value
+        return x
 
     with pytest.raises(CaptureError, match=r"replaced buffer 'mean'.*float32 \(4,\)"):
-        trace(Replaces(), torch.ones(3, 4), None)
-
-
-def test_recomputed_and_custom_gradients() -> None:
-    class Exponent(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            ctx.save_for_backward(x)
-            return x.exp()
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Tensor:
-            return gradient * ctx.saved_tensors[0].exp()
-
-    traced = trace(Function(Exponent.apply), random(3, 4))
-    assert modules_of(traced, aten.exp.default) == [("forward", ""), ("backward", "")]
-
-
-def test_writes_become_scatters() -> None:
-    model = Writes()
-    found = targets(trace(model, (random(3, 4), torch.tensor([2, 0]))))
-    assert {"aten.slice_scatter.default", "aten.index_put.default"} <= found
+        trace(Model(replaces, mean=torch.zeros(4)), torch.ones(3, 4), None)
 
 
 def test_autocast_is_part_of_the_step() -> None:
@@ -190,3 +155,68 @@ def test_autocast_is_part_of_the_step() -> None:
 
     traced = trace(Function(product, dtype=torch.float32), torch.ones(3, 4))
     assert "aten._to_copy.default" in targets(traced)
+
+
+class Exponent(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * ctx.saved_tensors[0].cos()
+
+
+def inner() -> nn.Module:
+    model = Model(lambda model, x: Exponent.apply(model.linear(x)) + model.shift, linear=nn.Linear(4, 4))
+    model.shift = torch.arange(4.0)
+    return model
+
+
+def outer() -> nn.Module:
+    one = inner()
+    return Model(lambda model, x: model.again(torch.tanh(model.inner(x))), inner=one, again=one)
+
+
+def modules_of_ops(graph: OpGraph, target: str) -> list[tuple[bool, str]]:
+    return [
+        (bool(graph.phases[op] == BACKWARD), graph.modules[op])
+        for op in range(graph.num_ops)
+        if graph.targets[op] == target
+    ]
+
+
+def test_a_module_with_two_names_has_the_first_and_functions_belong_to_who_calls_them() -> None:
+    graph = capture(outer(), torch.ones(3, 4), mean_square, "sgd")
+    assert modules_of_ops(graph, "aten.addmm.default") == [(False, "inner.linear")] * 2
+    assert modules_of_ops(graph, "aten.tanh.default") == [(False, "")]
+    assert modules_of_ops(graph, "aten.tanh_backward.default") == [(True, "")]
+    assert modules_of_ops(graph, "aten.exp.default") == [(False, "inner")] * 2
+    assert modules_of_ops(graph, "aten.cos.default") == [(True, "inner")] * 2
+    assert modules_of_ops(graph, "constant") == [(False, "inner")]
+    assert modules_of_ops(graph, "update.sgd") == [(False, "inner.linear")] * 2
+    # sums of gradients belong to the parameter that they are of
+    sums = [module for is_backward, module in modules_of_ops(graph, "aten.add.Tensor") if is_backward]
+    assert sums == ["inner.linear"] * 2
+
+
+def test_a_recomputed_forward_keeps_its_modules_and_is_backward() -> None:
+    def recomputes(model: nn.Module, x: Tensor) -> Tensor:
+        return model.head(checkpoint(model.inner, torch.sin(x), use_reentrant=False, preserve_rng_state=False))
+
+    model = Model(recomputes, inner=inner(), head=nn.Linear(4, 2))
+    graph = capture(model, torch.ones(3, 4), mean_square, "sgd")
+    assert modules_of_ops(graph, "aten.addmm.default") == [
+        (False, "inner.linear"),
+        (False, "head"),
+        (True, "inner.linear"),
+    ]
+    assert modules_of_ops(graph, "aten.cos.default") == [(True, "inner")]
+    assert [name for name, target in zip(graph.names, graph.targets, strict=True) if target == "parameter"] == [
+        "inner.linear.weight",
+        "inner.linear.bias",
+        "head.weight",
+        "head.bias",
+    ]
+    assert graph.targets.count("constant") == 1  # `shift`, and no stale copy of a parameter

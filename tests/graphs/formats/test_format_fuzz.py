@@ -161,8 +161,7 @@ def onnx_model() -> bytes:
         [onnx.numpy_helper.from_array(array, name) for name, array in weights.items()],
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)])
-    content: bytes = model.SerializeToString()
-    return content
+    return model.SerializeToString()
 
 
 @st.composite
@@ -226,8 +225,7 @@ def mutated_onnx(draw: st.DrawFn, content: bytes) -> bytes:
             weights = graph.initializer[draw(st.integers(0, len(graph.initializer) - 1))]
             weights.raw_data = draw(st.binary(max_size=16))
             weights.data_type = draw(st.sampled_from([0, 1, 6, 7, 8, 99]))
-    changed: bytes = model.SerializeToString()
-    return changed
+    return model.SerializeToString()
 
 
 @share(260)

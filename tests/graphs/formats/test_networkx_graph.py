@@ -80,7 +80,6 @@ def test_a_graph_of_others_gets_sensible_defaults(tmp_path: Path) -> None:
     assert found.colocation.tolist() == [0, -1, 0]
     assert found.input_tensors.tolist() == [0, 0, 1]
     times_s = given_times_s(graph)
-    assert times_s is not None
     assert times_s.tolist() == [0, 0, 0.5]
     assert given_times_s(nx.DiGraph([("a", "b")])) is None
     nx.write_graphml(graph, tmp_path / "theirs.graphml")
@@ -291,8 +290,7 @@ def test_a_misspelt_attribute_of_an_edge_is_refused_also_in_a_file(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["id", "ops", "dtype", "time", "shape", "weight", "module_id", "color_id", "stage", "duration", "node_type"],
+    "name", ["id", "ops", "dtype", "time", "shape", "weight", "module_id", "color_id", "stage", "duration", "node_type"]
 )
 def test_attributes_of_others_are_ignored(name: str) -> None:
     graph = nx.DiGraph()

@@ -1,4 +1,4 @@
-""" """
+"""Groups by every rule, on graphs worked out by hand and on any; micro-batches stay apart."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from micro_batched import cut_graph, layered_step
 from micrographs import fork_join, op_graph
 from random_problems import random_graph
 
@@ -21,20 +22,25 @@ def groups_of(graph, cost_s, num_groups, rule="heavy-edge", **options):
     return group_ops(graph, np.asarray(cost_s, dtype=float), num_groups, rule, **options).op_group.tolist()
 
 
-def test_chain_splits_at_the_cap():
-    # Cap 1.5 * 4 / 2 = 3. Edges are equal: 0-1, then 2 joins them; 3 would make four.
-    chain = op_graph([[], [0], [1], [2]])
-    assert groups_of(chain, [1, 1, 1, 1], 2) == [0, 0, 0, 1]
-
-
-def test_diamond_under_one_group():
-    assert groups_of(op_graph([[], [0], [0], [1, 2]]), [1, 1, 1, 1], 1) == [0, 0, 0, 0]
-
-
-def test_branches_above_the_cap_stay_apart():
-    # Cap 1.5 * 22 / 2 = 16.5: a's 5 bytes to b merge the two (11), those to c would make 21, b's byte to d makes 12.
-    fork = op_graph([[], [0], [0], [1, 2]], [5, 1, 1, 1])
-    assert groups_of(fork, [1, 10, 10, 1], 2) == [0, 0, 1, 0]
+@pytest.mark.parametrize(
+    ("reads", "num_bytes", "cost_s", "num_groups", "expected"),
+    [
+        # Cap 1.5 * 4 / 2 = 3. Edges are equal: 0-1, then 2 joins them; 3 would make four.
+        ([[], [0], [1], [2]], 1, [1, 1, 1, 1], 2, [0, 0, 0, 1]),
+        ([[], [0], [0], [1, 2]], 1, [1, 1, 1, 1], 1, [0, 0, 0, 0]),
+        # Cap 1.5 * 22 / 2 = 16.5: a's 5 bytes to b merge the two (11), to c would make 21, b's byte to d makes 12.
+        ([[], [0], [0], [1, 2]], [5, 1, 1, 1], [1, 10, 10, 1], 2, [0, 0, 1, 0]),
+        # The cap is 1.5 * 5 / 3 = 2.5, two ops: 8 bytes merge 0, 1,
+        # 8 more (0-2) and 4 (1-3, 1-4) would make three, 2 bytes merge 2 and 3.
+        ([[], [0], [0], [1, 2], [1, 2]], [8, 4, 2, 1, 1], [1] * 5, 3, [0, 0, 1, 1, 2]),
+        # Two ops of half the cost each never fit under 1.5 * 2 / 4; the cap grows until they do.
+        ([[], [0], [0], [1, 2], [1, 2]], 1, [1, 1, 0, 0, 0], 1, [0] * 5),
+        # Without edges two pairs of the cheapest: {2, 3} at 3, then {1, 2, 3} at 6.
+        pytest.param([[], [], [], []], 1, [4, 3, 2, 1], 2, [0, 1, 1, 1], marks=pytest.mark.slow),
+    ],
+)
+def test_heavy_edges_merge_first_under_a_cap(reads, num_bytes, cost_s, num_groups, expected):
+    assert groups_of(op_graph(reads, num_bytes), cost_s, num_groups) == expected
 
 
 def test_what_takes_longer_to_send_than_to_compute_is_merged_at_once():
@@ -52,13 +58,6 @@ def test_the_strongest_tie_goes_first_and_no_group_passes_an_eighth_of_the_cost(
     assert groups_of(graph, [3, 5, 3, 53], 100, latency_s=0.0, s_per_byte=1.0) == [0, 1, 1, 2]
 
 
-def test_heavy_edges_merge_first():
-    # The cap is 1.5 * 5 / 3 = 2.5, two ops: 8 bytes merge 0, 1,
-    # 8 more (0-2) and 4 (1-3, 1-4) would make three, 2 bytes merge 2 and 3.
-    graph = op_graph([[], [0], [0], [1, 2], [1, 2]], [8, 4, 2, 1, 1])
-    assert groups_of(graph, [1, 1, 1, 1, 1], 3) == [0, 0, 1, 1, 2]
-
-
 def test_classes_merge_whatever_they_cost():
     graph = op_graph([[], [], [0], [1], [2, 3]], colocation=[0, 1, 1, 0, -1])
     op_group = groups_of(graph, [9, 1, 1, 9, 1], 3)
@@ -72,25 +71,11 @@ def test_source_without_class_joins_its_first_reader():
     assert groups_of(graph, [0, 0, 1, 1, 1, 1], 100) == [0, 1, 0, 2, 3, 4]
 
 
-def test_unread_sources_share_a_group():
+def test_unread_sources_share_a_group_and_one_with_a_class_stays_with_it():
     assert groups_of(op_graph([[], [], []], targets=["parameter"] * 3), [0, 0, 0], 3) == [0, 0, 0]
-
-
-def test_source_with_class_stays_with_its_class():
     graph = op_graph([[], [0], [1]], targets=["parameter", "aten.op", "update.sgd"], colocation=[0, -1, 0])
     assert groups_of(graph, [1, 9, 1], 1) == [0, 0, 0]
     assert groups_of(graph, [1, 9, 1], 3) == [0, 1, 0]
-
-
-def test_cap_is_relaxed_to_honour_num_groups():
-    # Two ops of half the cost each never fit under 1.5 * 2 / 4; the cap grows until they do.
-    assert groups_of(op_graph([[], [0], [0], [1, 2], [1, 2]]), [1, 1, 0, 0, 0], 1) == [0] * 5
-
-
-@pytest.mark.slow
-def test_groups_without_edges_merge_the_cheapest_two():
-    # Two pairs of the cheapest: {2, 3} at 3, then {1, 2, 3} at 6.
-    assert groups_of(op_graph([[], [], [], []]), [4, 3, 2, 1], 2) == [0, 1, 1, 1]
 
 
 def test_groups_are_numbered_by_first_op():
@@ -334,11 +319,8 @@ def test_absence_names_the_extra(monkeypatch):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_every_rule_is_a_word(name):
+def test_every_rule_is_a_word_and_options_follow_colons(name):
     assert GroupingRule.parse(name) == GroupingRule(name)
-
-
-def test_options_follow_colons():
     assert GroupingRule.parse("module:3:apart") == GroupingRule("module", depth=3, is_apart=True)
     assert GroupingRule.parse("colocation:enc.*,out") == GroupingRule("colocation", cells=("enc.*", "out"))
 
@@ -354,3 +336,26 @@ def test_options_that_are_not_there_are_refused(word):
 def test_an_unknown_word_names_the_nearest():
     with pytest.raises(UnknownName, match="did you mean 'heavy-edge'"):
         GroupingRule.parse("heavyedge")
+
+
+@pytest.mark.parametrize("rule", ["heavy-edge", "colocation", "module", "metis", "none"])
+@pytest.mark.parametrize("acyclic", [False, True])
+def test_no_group_holds_ops_of_two_micro_batches(rule: str, acyclic: bool) -> None:
+    if rule == "metis":
+        pytest.importorskip("pymetis")
+    graph = cut_graph(layered_step(6), 4)
+    # sending takes much longer than computing: all that may be merged is
+    grouping = group_ops(graph, np.ones(graph.num_ops), 12, rule, acyclic=acyclic, s_per_byte=1.0)
+    follows = np.where(graph.colocation >= 0, -1, graph.micro_batch)
+    for group in range(grouping.num_groups):
+        assert len(np.unique(follows[grouping.op_group == group])) == 1
+    if rule != "none":
+        assert grouping.num_groups <= 16
+
+
+def test_parameters_are_merged_with_those_that_are_read_next_to_them() -> None:
+    graph = cut_graph(layered_step(8), 2)
+    grouping = group_ops(graph, np.ones(graph.num_ops), 16)
+    of_parameters = grouping.op_group[:8]
+    assert len(np.unique(of_parameters)) == 4
+    assert (np.diff(of_parameters) >= 0).all()

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from small_models import Model
 from split_models import Block, Borrowing, Meeting, OwnScale, Stack, Tied, features, words
 from torch import Tensor, nn
 
@@ -60,16 +61,9 @@ def test_tied_weights_are_one_class() -> None:
 
 
 def test_a_module_under_two_names_has_both_in_one_class() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
-            self.again = self.a
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.again(self.b(self.a(x)))
-
-    assert together(ModuleClasses(step_of(Twice()))) == sets({"a", "again"}, {"b"})
+    one = nn.Linear(8, 8)
+    twice = Model(lambda model, x: model.again(model.b(model.a(x))), a=one, b=nn.Linear(8, 8), again=one)
+    assert together(ModuleClasses(step_of(twice))) == sets({"a", "again"}, {"b"})
 
 
 def test_outputs_that_meet_are_of_one_class_with_the_op_that_reads_them() -> None:

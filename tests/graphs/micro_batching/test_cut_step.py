@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from small_models import (
     Dropouts,
     Function,
     RunningMean,
+    SharedNorm,
     Tied,
     mean_square,
     of_function,
@@ -21,11 +24,16 @@ from small_models import (
 )
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
 
 from rlplace.errors import CaptureError, InvalidValue, UnknownName
 from rlplace.graphs import capture, run_graph
 from rlplace.graphs.interpreter import require_program
+from rlplace.graphs.micro_batching.assembly import Assembly, Sum
+from rlplace.graphs.micro_batching.slices import run_in_micro_batches
 from rlplace.graphs.opgraph import BACKWARD, FORWARD, OpGraph
+from rlplace.graphs.program import Ref, Source
 from rlplace.search.parallel.layouts import roles
 
 LABELS = torch.tensor([0, 5, 2, 4, 1])
@@ -70,8 +78,7 @@ class Lookups(nn.Module):
         self.linear = nn.Linear(4, 4, dtype=torch.float64)
 
     def forward(self, one_TB: Tensor, other_TB: Tensor) -> Tensor:
-        out: Tensor = self.linear(self.table(one_TB) * self.table(other_TB)).sum(0)
-        return out
+        return self.linear(self.table(one_TB) * self.table(other_TB)).sum(0)
 
 
 def tokens(*shape: int) -> Tensor:
@@ -90,11 +97,7 @@ CUT: dict[str, tuple[Callable[[], Case], dict[str, object], str]] = {
     "contrastive": (lambda: Case(Function(torch.tanh), random(5, 4), contrastive), {}, "joined"),
     "towers": (lambda: Case(Towers(), random(5, 4), towers_loss), {}, "joined"),
     "tied": (lambda: Case(Tied(), tokens(5, 3), mean_square), {}, "separate"),
-    "lookups": (
-        lambda: Case(Lookups(), (tokens(3, 5), tokens(3, 5)), mean_square),
-        {"batch_dims": (1, 1)},
-        "separate",
-    ),
+    "lookups": (lambda: Case(Lookups(), (tokens(3, 5), tokens(3, 5)), mean_square), {"batch_dims": (1, 1)}, "separate"),
     "shared input": (
         lambda: of_function(lambda y, other: y * other, random(1, 6)),
         {"batch_dims": (0, None)},
@@ -128,7 +131,6 @@ def test_a_step_in_micro_batches_is_that_of_the_whole_batch(name: str, count: in
     case = make()
     graph = captured(case, count, **options)
     micro = require_program(graph).origin.micro
-    assert micro is not None
     assert (micro.verdict.kind, graph.num_micro_batches) == (kind, count)
     result, eager = run_graph(graph), run_eager(case)
     torch.testing.assert_close(result.result.reshape(()), eager.loss.reshape(()), rtol=1e-9, atol=1e-9)
@@ -277,3 +279,209 @@ def test_layouts_of_the_whole_stay() -> None:
     sources = require_program(graph).sources
     first = sources[graph.names.index("input_0.mb0")].value
     assert first.is_contiguous(memory_format=torch.channels_last)
+
+
+def sum_of(assembly: Assembly, count: int) -> Sum:
+    def add(micro_batch: int, one: Ref, other: Ref) -> Ref:
+        target = torch.ops.aten.add.Tensor
+        return assembly.call(target, one, other, name="sum_weight", phase=BACKWARD, micro_batch=micro_batch)
+
+    return Sum(count, add)
+
+
+def test_sums_belong_to_their_last_micro_batch_and_the_root_to_all() -> None:
+    assembly = Assembly()
+    terms = [assembly.add_source(Source("input", str(k), torch.ones(3)), f"input_{k}", micro_batch=k) for k in range(4)]
+    total = sum_of(assembly, 4)
+    for k, term in enumerate(terms):
+        total.add(k, term)
+    built = assembly.ops.built
+    added = [op for op, row in enumerate(built.ops) if row.target == "aten.add.Tensor"]
+    assert [built.ops[op].micro_batch for op in added] == [1, 3, -1]
+    assert total.root == Ref([row.op for row in built.tensors].index(added[-1]))
+    assert total.is_sum
+
+
+def test_micro_batches_without_a_gradient_are_passed_over() -> None:
+    assembly = Assembly()
+    only = assembly.add_source(Source("input", "0", torch.ones(3)), "input_0")
+    total = sum_of(assembly, 3)
+    for k in range(3):
+        total.add(k, only if k == 1 else None)
+    assert (total.root, total.is_sum) == (only, False)
+
+
+class Twice(nn.Module):
+    """One batch norm, called twice in a step."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4, dtype=torch.float64, **options)
+        self.linear = nn.Linear(4, 4, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.linear(self.norm(x)))
+
+
+class Recomputed(Twice):
+    """Runs again in the backward, which updates running statistics once more."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+def captured_step(case: Case, count: int) -> OpGraph:
+    return capture(case.model, case.inputs, case.loss_fn, "sgd", micro_batches=count)
+
+
+CASES = {
+    "one call": lambda: Case(ConvNorm(), random(5, 2, 5, 5), mean_square),
+    "of averages": lambda: Case(ConvNorm(momentum=None), random(5, 2, 5, 5), mean_square),
+    "without affine": lambda: Case(ConvNorm(affine=False), random(5, 2, 5, 5), mean_square),
+    "two calls": lambda: Case(Twice(), random(7, 4), mean_square),
+    "two calls of averages": lambda: Case(Twice(momentum=None), random(7, 4), mean_square),
+    "recomputed": lambda: Case(Recomputed(), random(7, 4), mean_square),
+    "without statistics": lambda: Case(ConvNorm(track_running_stats=False), random(5, 2, 5, 5), mean_square),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_accumulation_over_the_slices(name: str, count: int) -> None:
+    case = CASES[name]()
+    case.model(case.inputs + 1)  # other statistics than the initial ones
+    graph = captured_step(case, count)
+    micro = require_program(graph).origin.micro
+    assert micro is not None
+    model = copy.deepcopy(case.model)
+    loss = run_in_micro_batches(model, ((case.inputs,), {}), case.loss_fn, (), micro)
+    result = run_graph(graph)
+    torch.testing.assert_close(result.result, loss)
+    for parameter, value in model.named_parameters():
+        torch.testing.assert_close(result.gradients[parameter], value.grad, rtol=1e-9, atol=1e-9)
+    for buffer, value in model.named_buffers():
+        torch.testing.assert_close(result.state[buffer], value, rtol=1e-9, atol=1e-9)
+
+
+def test_only_what_updates_a_buffer_lives_with_it() -> None:
+    graph = captured_step(CASES["one call"](), 3)
+    micro = require_program(graph).origin.micro
+    assert not micro.equals_whole
+    for name in ("norm.running_mean", "norm.running_var", "norm.num_batches_tracked"):
+        buffer = graph.names.index(name)
+        together = np.flatnonzero(graph.colocation == graph.colocation[buffer])
+        assert graph.colocation[buffer] >= 0
+        assert (graph.micro_batch[together] == -1).all()
+        assert {graph.targets[op] for op in together} <= {
+            "buffer", "aten.cat.default", "aten.lerp.Scalar", "aten.add.Tensor", "aten.copy_.default",
+        }  # fmt: skip
+    norms = [op for op in range(graph.num_ops) if "batch_norm" in graph.targets[op]]
+    assert len(norms) == 6
+    assert (graph.colocation[norms] == -1).all()
+
+
+def test_norms_that_are_not_trained_are_left_alone() -> None:
+    case = CASES["one call"]()
+    case.model(case.inputs + 1)
+    case.model.eval()
+    graph = captured_step(case, 2)
+    micro = require_program(graph).origin.micro
+    assert micro.equals_whole
+    assert not len(graph.mutation_op) - len(list(case.model.parameters()))
+    loss = mean_square(case.model(case.inputs))
+    torch.testing.assert_close(run_graph(graph).result, loss.detach())
+
+
+def test_a_step_that_reads_running_statistics_is_refused() -> None:
+    case = Case(SharedNorm(), random(6, 4), mean_square)
+    with pytest.raises(CaptureError, match=r"running_mean"):
+        capture(case.model, case.inputs, case.loss_fn, "sgd", micro_batches=2, loss="accumulated")
+
+
+def test_the_model_stays_as_it_is() -> None:
+    case = CASES["one call"]()
+    before = copy.deepcopy(case.model.state_dict())
+    captured_step(case, 2)
+    assert all("forward" not in vars(module) for module in case.model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in case.model.state_dict().items())
+
+
+@pytest.mark.slow
+def test_neighbouring_norms_hand_over_their_statistics_together() -> None:
+    """Of fourteen, four, one with another momentum, eight and one."""
+    layers = [nn.BatchNorm1d(3, momentum=0.5 if k == 4 else 0.1, dtype=torch.float64) for k in range(14)]
+    case = Case(nn.Sequential(*layers), random(6, 3), mean_square)
+    graph = captured_step(case, 2)
+    handed_over = [op for op in range(graph.num_ops) if graph.names[op].startswith("statistics")]
+    assert sorted(graph.micro_batch[handed_over].tolist()) == [0] * 4 + [1] * 4
+    model = copy.deepcopy(case.model)
+    micro = require_program(graph).origin.micro
+    assert micro is not None
+    run_in_micro_batches(model, ((case.inputs,), {}), case.loss_fn, (), micro)
+    state = run_graph(graph).state
+    for buffer, value in model.named_buffers():
+        torch.testing.assert_close(state[buffer], value, rtol=1e-9, atol=1e-9)
+
+
+class Layer(nn.Module):
+    def __init__(self, change: Callable[[nn.Linear], object]) -> None:
+        super().__init__()
+        self.linear, self.change = nn.Linear(4, 3, dtype=torch.float64), change
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.change(self.linear)
+        return self.linear(x)
+
+
+def normalised(layer: nn.Linear) -> None:
+    layer.weight /= layer.weight.norm(dim=1, keepdim=True)
+
+
+def shifted(layer: nn.Linear) -> None:
+    layer.bias += 1
+
+
+def clamped(layer: nn.Linear) -> None:
+    layer.weight.data.clamp_(-0.1, 0.1)
+
+
+CHANGES = [(normalised, "weight"), (shifted, "bias"), (clamped, "weight")]
+
+
+@pytest.mark.parametrize(("change", "name"), CHANGES)
+def test_parameters_that_forward_writes_to(change: Callable[[nn.Linear], object], name: str) -> None:
+    model, x = Layer(change), random(6, 4)
+    step = run_graph(capture(model, x, lambda y: (y * y).mean(), "sgd"))
+    with pytest.raises(CaptureError, match=rf"changes 'linear.{name}'"):
+        capture(model, x, lambda y: (y * y).mean(), "sgd", micro_batches=2)
+    (model(x) ** 2).mean().backward()
+    for parameter in ("weight", "bias"):
+        torch.testing.assert_close(
+            step.gradients[f"linear.{parameter}"], model.get_parameter(f"linear.{parameter}").grad
+        )
+
+
+def test_a_norm_of_all_processes_is_in_one_process_as_any_other() -> None:
+    x, steps = random(8, 4), []
+    for kind in (nn.BatchNorm1d, nn.SyncBatchNorm):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 3), kind(3)).double()
+        steps.append(run_graph(capture(model, x, lambda y: (y**3).mean(), "sgd", micro_batches=2)))
+    one, other = steps
+    assert one.state.keys() == other.state.keys()
+    assert all(torch.equal(one.state[name], other.state[name]) for name in one.state)
+
+
+def test_sizes_that_fit_one_batch_alone_are_named() -> None:
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4, dtype=torch.float64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(self.linear(x)).as_strided((8, 2), (4, 2))
+
+    with pytest.raises(CaptureError, match=r"x\.shape\[0\]"):
+        capture(Fixed(), random(8, 4), lambda y: (y * y).mean(), "sgd", micro_batches=2)

@@ -60,31 +60,25 @@ def test_a_count_is_a_number_from_one(count: Any) -> None:
         plan(zeros((4, 4)), count)
 
 
-def test_more_micro_batches_than_samples_are_refused() -> None:
-    with pytest.raises(
-        InvalidValue, match=r"micro_batches is 5, expected at most the batch, which is 4 \(cut: .* along dimension 1"
-    ):
-        plan(zeros((7, 4)), 5, (1,))
-    with pytest.raises(InvalidValue, match="micro_batches is 2, expected at most the batch, which is 1"):
-        plan(zeros((1, 4), (7, 4)), 2)
+NO_BATCH = r"expected one with a batch to cut into 2 for Identity.*`batch_dims` says"
 
 
-@pytest.mark.parametrize("inputs", [(), zeros(()), (2.0,)])
-def test_inputs_without_a_batch_are_refused(inputs: Any) -> None:
-    with pytest.raises(InvalidValue, match=r"expected one with a batch to cut into 2 for Identity.*`batch_dims` says"):
-        plan(inputs, 2)
-
-
-def test_targets_alone_are_no_batch() -> None:
-    with pytest.raises(InvalidValue, match=r"inputs is 'input 0 \(4, 3\)', expected one with a batch"):
-        plan(zeros((4, 3)), 2, (None, 0), targets=zeros((4,)))
-
-
-def test_batches_of_different_size_are_refused() -> None:
-    with pytest.raises(
-        InvalidValue, match="inputs is 'input 0 of 7, target 0 of 4', expected tensors of the same batch"
-    ):
-        plan(zeros((7, 4)), 2, (0, 0), targets=zeros((4,)))
+@pytest.mark.parametrize(
+    ("inputs", "count", "dims", "targets", "message"),
+    [
+        (zeros((7, 4)), 5, (1,), (), r"is 5, expected at most the batch, which is 4 \(cut: .* along dimension 1"),
+        (zeros((1, 4), (7, 4)), 2, None, (), "micro_batches is 2, expected at most the batch, which is 1"),
+        *((inputs, 2, None, (), NO_BATCH) for inputs in ((), zeros(()), (2.0,))),
+        (zeros((4, 3)), 2, (None, 0), zeros((4,)), r"inputs is 'input 0 \(4, 3\)', expected one with a batch"),
+        (zeros((7, 4)), 2, (0, 0), zeros((4,)), "is 'input 0 of 7, target 0 of 4', expected tensors of the same batch"),
+        (zeros((4, 3), ()), 2, (0, 0), (), "batch_dims of input 1 is 0, expected None"),
+    ],
+)
+def test_what_has_no_batch_of_that_size_is_refused(
+    inputs: Any, count: int, dims: Any, targets: Any, message: str
+) -> None:
+    with pytest.raises(InvalidValue, match=message):
+        plan(inputs, count, dims, targets=targets)
 
 
 @pytest.mark.parametrize(
@@ -118,11 +112,6 @@ def test_a_positional_input_is_named_as_forward_names_it(key: Any) -> None:
         plan_slices(Two(), inputs, {}, None, (), 2, {"masks": None})
     with pytest.raises(UnknownName, match="others"):  # there are none, one or many
         plan_slices(Two(), inputs, {}, None, (), 2, {"others": None})
-
-
-def test_a_scalar_has_no_dimension_to_cut() -> None:
-    with pytest.raises(InvalidValue, match="batch_dims of input 1 is 0, expected None"):
-        plan(zeros((4, 3), ()), 2, (0, 0))
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:

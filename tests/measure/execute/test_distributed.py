@@ -19,11 +19,11 @@ from machine_hosts import core_machines
 from naive_plan import naive_plan, random_devices
 from placed_steps import NUM_STEPS, run_placed
 from rank_threads import rank_residents, rank_threads
-from small_models import CASES
+from small_models import step_graph
 from torch import Tensor
 
 from rlplace.errors import RunnerError
-from rlplace.graphs import OpGraph, capture
+from rlplace.graphs import OpGraph
 from rlplace.measure.execute.device_threads import Crew
 from rlplace.measure.execute.distributed import DistributedChannel, Wires, connect, store_in
 from rlplace.measure.execute.placed_step import PlacedStep
@@ -63,8 +63,7 @@ def run_on_ranks(
 @pytest.mark.parametrize("has_machines", [False, True])
 def test_losses_are_those_of_threads_to_the_bit(name: str, num_devices: int, has_machines: bool) -> None:
     torch.manual_seed(0)
-    case = CASES[name]()
-    graph = capture(case.model, case.inputs, case.loss_fn, "adamw", targets=case.targets)
+    graph = step_graph(name, "adamw")
     host, generator = core_host(num_devices), np.random.default_rng(num_devices)
     crew = Crew(host.devices)
     apart = on_machines(host) if has_machines else host
@@ -89,8 +88,7 @@ def mixed_host() -> Host:
 def test_ranks_that_share_a_memory_use_it_and_others_send_messages(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted by way; losses are those of threads to the bit."""
     torch.manual_seed(0)
-    case = CASES[name]()
-    graph = capture(case.model, case.inputs, case.loss_fn, "adamw", targets=case.targets)
+    graph = step_graph(name, "adamw")
     host, generator, counts = mixed_host(), np.random.default_rng(0), Counter[type]()
     for way in (SharedChannel, DistributedChannel):
 
@@ -129,8 +127,7 @@ def test_ranks_that_share_a_memory_use_it_and_others_send_messages(name: str, mo
 def test_traced_steps_with_relays_that_only_send_messages_equal_those_of_threads_to_the_bit(name: str) -> None:
     """Two machines of two ranks, none of which share a memory."""
     torch.manual_seed(0)
-    case = CASES[name]()
-    graph = capture(case.model, case.inputs, case.loss_fn, "adamw", targets=case.targets)
+    graph = step_graph(name, "adamw")
     host, generator = core_machines("aabb"), np.random.default_rng(0)
     host = replace(host, devices=tuple(replace(device, memory_pool="") for device in host.devices))
     crew, num_relayed = Crew(host.devices), 0

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from core_hosts import core_host
+from faulty_ops import switched_graph
 from naive_plan import naive_plan, random_devices
 from placed_steps import HOST, NUM_STEPS, alternating, run_placed, single
 from rank_threads import rank_residents, rank_threads
-from small_models import CASES, Dropouts, mean_square, random
+from small_models import Dropouts, mean_square, random, step_graph
 from torch import Tensor, nn
 
 from rlplace.errors import InvalidValue, RunnerError
@@ -54,8 +55,7 @@ def losses(step: PlacedStep) -> list[Tensor]:
 @pytest.mark.parametrize("num_devices", [2, 4])
 def test_losses_are_those_of_threads_to_the_bit(name: str, num_devices: int) -> None:
     """The loss of a later step tells of the parameters, moments, counters and buffers of all ranks before it."""
-    case = CASES[name]()
-    graph = capture(case.model, case.inputs, case.loss_fn, "adamw", targets=case.targets)
+    graph = step_graph(name, "adamw")
     host, generator = core_host(num_devices), np.random.default_rng(num_devices)
     crew = Crew(host.devices)
     with rank_threads(graph, host) as ranks:
@@ -93,8 +93,7 @@ def test_plans_of_any_size_share_signals_and_slots() -> None:
 
 
 def test_a_traced_step_tells_when_items_of_every_rank_ran() -> None:
-    case = CASES["linear"]()
-    graph = capture(case.model, case.inputs, case.loss_fn, "adam")
+    graph = step_graph("linear")
     plan = naive_plan(graph, alternating(graph, 2))
     with rank_threads(graph, HOST) as ranks:
         step = run_ranks(graph, HOST, plan, ranks, is_traced=True)
@@ -115,48 +114,19 @@ def test_a_traced_step_tells_when_items_of_every_rank_ran() -> None:
         assert (timeline.op_end_s[there] >= timeline.transfer_end_s[k]).all()
 
 
-switches: dict[str, bool] = {"fails": False}
-
-
-@torch.library.custom_op("rlplace_tests::checked_by_ranks", mutates_args=())
-def checked(x: Tensor) -> Tensor:
-    if switches["fails"]:
-        raise ValueError("boom")
-    return x.clone()
-
-
-@checked.register_fake
-def _(x: Tensor) -> Tensor:
-    return torch.empty_like(x)
-
-
-class Checked(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return checked(x * 2) + 1
-
-
-@pytest.fixture
-def _off_again() -> Iterator[None]:
-    yield
-    switches["fails"] = False
-
-
-@pytest.mark.usefixtures("_off_again")
 @pytest.mark.parametrize("devices", [[0, 0, 0, 0], [0, 1, 2, 0], [0, 1, 0, 2], [1, 0, 2, 1]])
-def test_a_failing_op_is_named_and_wakes_every_rank(devices: list[int]) -> None:
-    """Ops: input, mul, checked, add."""
-    graph, host = capture(Checked(), torch.ones(3)), core_host(3)
+def test_a_failing_op_is_named_and_wakes_every_rank(devices: list[int], switch: dict[str, Any]) -> None:
+    graph, host, op = switched_graph(), core_host(3), "op 'switched' (rlplace_tests_faults.switched.default)"
     with rank_threads(graph, host) as ranks:
         step = run_ranks(graph, host, naive_plan(graph, np.array(devices, dtype=np.int32)), ranks)
         other = run_ranks(graph, host, naive_plan(graph, np.array([1, 0, 1, 0], dtype=np.int32)), ranks)
         for _ in range(2):
-            switches["fails"] = True
+            switch["fails"] = ValueError("boom")
             with pytest.raises(RunnerError) as failed:
                 step.run(deadline_s=60)
-            op = "op 'checked_by_ranks' (rlplace_tests.checked_by_ranks.default)"
             assert str(failed.value) == f"{op} on cpu:{devices[2]}: ValueError: boom"
-            assert failed.value.op == "checked_by_ranks"
-            switches["fails"] = False
+            assert failed.value.op == "switched"
+            switch["fails"] = None
             for runs in (other, step):
                 runs.run()
                 assert runs.result.tolist() == [3.0] * 3
@@ -176,7 +146,7 @@ def test_a_step_that_cannot_be_loaded_is_loaded_nowhere() -> None:
 
 def test_a_stuck_rank_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_threads, "GRACE_S", 0.05)
-    graph = capture(Checked(), torch.ones(3))
+    graph = switched_graph()
     plan = naive_plan(graph, np.array([0, 0, 1, 0], dtype=np.int32))
     stuck = threading.Event()
     with rank_threads(graph, HOST) as ranks:
@@ -191,8 +161,7 @@ def test_a_stuck_rank_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_residents_are_kept_apart_and_dropped_everywhere() -> None:
-    case = CASES["linear"]()
-    graph = capture(case.model, case.inputs, case.loss_fn, "adam")
+    graph = step_graph("linear")
     with rank_threads(graph, HOST) as ranks:
         residents = rank_residents(graph, HOST, ranks)
         step = PlacedStep(graph, HOST, naive_plan(graph, alternating(graph, 2)), residents, ranks)

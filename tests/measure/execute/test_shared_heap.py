@@ -45,7 +45,6 @@ def row(heap: SharedHeap, count: int, value: float = 0.0) -> Tensor:
 
 def address(heap: SharedHeap, tensor: Tensor) -> int:
     place = heap.place(tensor)
-    assert place is not None
     return place.at
 
 

@@ -6,11 +6,11 @@ An op's duration ends when its thread has the interpreter's lock back, not when 
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import os
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -31,6 +31,7 @@ from rlplace.measure.execute.traced_ops import TracingCosts, sampled_items, trac
 from rlplace.measure.problem import Plan, Timeline
 
 
+@functools.cache
 def training() -> OpGraph:
     """Six layers, ops of which have the same signatures."""
     torch.manual_seed(0)
@@ -40,13 +41,6 @@ def training() -> OpGraph:
 
 def plan_of(graph: OpGraph, seed: int = 0) -> Plan:
     return naive_plan(graph, random_devices(graph, 2, np.random.default_rng(seed)))
-
-
-@pytest.fixture
-def crew() -> Iterator[Crew]:
-    made = Crew(HOST.devices)
-    yield made
-    made.stop()
 
 
 def test_tracing_is_timed_on_each_device(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,11 @@ def two_parts(captured: CapturedModule, host: Host, crew: Crew, seed: int) -> tu
     return TwoPartStep(graph, host, plan, Residents(graph, host), crew, second=second), plan
 
 
+def linear() -> tuple[Case, CapturedModule, Tensor]:
+    case = CASES["linear"]()
+    return case, capture_module(case.model, case.inputs, {}, has_backward=True), case.inputs[0]
+
+
 def sources_of(captured: CapturedModule, kind: str, values: list[Tensor]) -> dict[int, Tensor]:
     sources = require_program(captured.graph).sources
     return {op: values[int(source.key)] for op, source in sources.items() if source.kind == kind}
@@ -93,10 +98,9 @@ def test_two_first_parts_may_wait_for_their_second(name: str, placing: tuple[Hos
 
 
 def test_a_part_that_failed_leaves_nothing_behind(placing: tuple[Host, Crew]) -> None:
-    case = CASES["linear"]()
-    captured = capture_module(case.model, case.inputs, {}, has_backward=True)
+    case, captured, given = linear()
     step, _ = two_parts(captured, *placing, 0)
-    (op,) = sources_of(captured, "input", [case.inputs[0]])
+    (op,) = sources_of(captured, "input", [given])
     with pytest.raises(RunnerError, match="shape"):
         step.run_first({op: torch.ones(3, 7, dtype=torch.float64)}, 0)
     outputs, kept = step.run_first({op: case.inputs[0]}, 0)
@@ -155,9 +159,7 @@ def test_ranks_run_the_parts_that_threads_run_to_the_bit(name: str) -> None:
 
 def test_what_a_first_part_was_given_stays_until_its_second(served: list[Any]) -> None:
     """The caller lets go of it at once, and others take all memory that is free."""
-    case = CASES["linear"]()
-    captured = capture_module(case.model, case.inputs, {}, has_backward=True)
-    (given,) = case.inputs
+    case, captured, given = linear()
     parameters = dict(case.model.named_parameters())
     wanted = [parameters[name] for name in require_program(captured.graph).gradients]
     expected = torch.autograd.grad(case.model(given).sum(), wanted)
@@ -175,9 +177,7 @@ def test_what_a_first_part_was_given_stays_until_its_second(served: list[Any]) -
 
 
 def test_a_first_part_without_a_second_is_let_go_of_everywhere(served: list[Any]) -> None:
-    case = CASES["linear"]()
-    captured = capture_module(case.model, case.inputs, {}, has_backward=True)
-    (given,) = case.inputs
+    _, captured, given = linear()
     with rank_threads(captured.graph, HOST) as ranks:
         step = ranks_step(captured, ranks, 0)
         waiting = [step.run_first(sources_of(captured, "input", [given]), number) for number in range(4)]
@@ -193,9 +193,7 @@ def test_a_first_part_without_a_second_is_let_go_of_everywhere(served: list[Any]
 
 
 def test_a_part_that_failed_on_ranks_leaves_nothing_behind(served: list[Any]) -> None:
-    case = CASES["linear"]()
-    captured = capture_module(case.model, case.inputs, {}, has_backward=True)
-    (given,) = case.inputs
+    _, captured, given = linear()
     with rank_threads(captured.graph, HOST) as ranks:
         step = ranks_step(captured, ranks, 1)
         expected, kept = step.run_first(sources_of(captured, "input", [given]), 0)
@@ -208,10 +206,9 @@ def test_a_part_that_failed_on_ranks_leaves_nothing_behind(served: list[Any]) ->
 
 
 def test_threads_remember_no_part_that_was_dropped(placing: tuple[Host, Crew]) -> None:
-    case = CASES["linear"]()
-    captured = capture_module(case.model, case.inputs, {}, has_backward=True)
+    _, captured, given = linear()
     step, _ = two_parts(captured, *placing, 0)
     for number in range(5):
-        step.run_first(sources_of(captured, "input", list(case.inputs)), number)
+        step.run_first(sources_of(captured, "input", [given]), number)
     gc.collect()
     assert len(step._dropped) <= 1

@@ -9,21 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 from micrographs import op_graph
-from random_problems import plain_host
+from random_problems import plain_host, problem_of
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
-from rlplace.graphs.grouping.groups import Grouping
-from rlplace.measure.costs.costs import Costs
 from rlplace.measure.explain.explain_step import explain
 from rlplace.measure.explain.explanation import Alternative, Explanation, load_explanation, save_explanation
-from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
 
 
 def explained(**options: Any) -> Explanation:
     graph = op_graph([[], [0], [0], [1, 2]], 100)
     host = plain_host(2)
-    problem = Problem(graph, host, Costs(np.ones((4, 2)), "estimated"), Grouping(np.arange(4)))
+    problem = problem_of(graph, host)
     simulator = Simulator(problem, threads=1)
     plan = simulator.plan(np.array([0, 0, 1, 0], dtype=np.int32))
     return explain(problem, plan, simulator.timeline(plan), method="hand", **options)

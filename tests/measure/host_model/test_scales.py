@@ -1,22 +1,26 @@
-"""Factors on a problem's figures, applied by hand."""
+"""Factors on a problem's figures, applied by hand; the priors that ship, and files of others."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from micrographs import op_graph
-from random_problems import BIG, random_problem
+from micrographs import fork_join, op_graph
+from random_problems import BIG, problem_of, random_problem
 
-from rlplace.errors import InvalidValue
-from rlplace.graphs.grouping.groups import Grouping
-from rlplace.measure.costs.costs import Costs
-from rlplace.measure.host_model import Prior, Scales
+from rlplace.errors import FileProblem, InvalidValue, UnknownName
+from rlplace.measure.costs.costs import CostSource
+from rlplace.measure.host_model import Prior, Scales, load_priors, prior_of, save_priors
 from rlplace.measure.host_model.path_terms import PathTerms
+from rlplace.measure.host_model.scales import FIGURES, SHIPPED
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.problem import Problem
 from rlplace.measure.simulate.simulator import Simulator
@@ -37,7 +41,7 @@ def small_problem(*, pooled: bool = False, dispatcher: str = "", **figures: floa
     costs = np.array([[7.0] * 3, [1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [10.0, 20.0, 30.0]])
     graph = op_graph([[], [0], [1], [2]], 10, targets=["parameter", "aten.mm", "aten.add", "aten.mm"])
     host = Host("three", devices, links, routes, **figures)
-    return Problem(graph, host, Costs(costs, "estimated"), Grouping(np.arange(4)))
+    return problem_of(graph, host, costs)
 
 
 def names(scales: Scales) -> list[tuple[str, str]]:
@@ -99,15 +103,11 @@ def test_launches_and_co_running_are_left_out_unless_there_are_some() -> None:
     assert not {"dispatch", "co-run"} & {kind for kind, _ in names(known)}
 
 
-def test_factors_of_ops_and_devices_multiply() -> None:
+def test_factors_of_ops_devices_and_links_are_applied() -> None:
     scales = Scales(small_problem(), PLAIN)
     problem = with_factor(scales, {("op type", "aten.mm on a"): 2.0, ("device", "d1"): 3.0, ("device", "d2"): 0.5})
     np.testing.assert_allclose(problem.costs.op_time_s[1:], [[2, 12, 1.5], [4, 15, 3], [20, 120, 15]], rtol=1e-12)
     assert problem.host.links == scales.problem.host.links
-
-
-def test_factors_of_links() -> None:
-    scales = Scales(small_problem(), PLAIN)
     problem = with_factor(scales, {("bandwidth", "l"): 2.0, ("latency", "l"): 3.0, ("bandwidth", "m"): 0.25})
     figures = [(link.bandwidth_bytes_per_s, link.latency_s) for link in problem.host.links]
     np.testing.assert_allclose(figures, [(200.0, 1.5), (50.0, 0.0)], rtol=1e-12)
@@ -184,3 +184,84 @@ def test_a_level_makes_all_of_a_step_longer() -> None:
         terms = PathTerms(scales.at_level(4.0))
         step_s, rows = terms.of(x, longer.check_plans([plan]))
         assert rows @ terms.seconds(x) == pytest.approx(step_s, rel=1e-9)
+
+
+def problem(source: CostSource) -> Problem:
+    graph = fork_join(2, 2, 100)
+    host = Host("one", (Device("d0", "k", "simulated", 1 << 30),))
+    return problem_of(graph, host, np.full((graph.num_ops, 1), 1e-3), source=source)
+
+
+def shipped() -> dict[str, Any]:
+    return json.loads(SHIPPED.read_text(encoding="utf-8"))
+
+
+def test_costs_decide_which_figures_hold() -> None:
+    estimated, profiled = (prior_of(problem(source)) for source in ("estimated", "profiled"))  # type: ignore[arg-type]
+    assert estimated == Prior(0.5, 0.12, 0.6, 0.3, 5e-6, 1.0, 5e-6, 0.0, 0.05, 0.0)
+    assert profiled == Prior(0.15, 0.1, 0.4, 0.7, 3e-6, 1.0, 5e-6, 1.0, 0.15, 1.0)
+    assert prior_of(problem("given")) == estimated
+    deviations = {item.kind: item.deviation for item in Scales(problem("profiled"), profiled).items}
+    assert deviations == {"op type": 0.15, "device": 0.1, "overhead": 1.0}
+
+
+def test_the_file_that_ships_says_where_every_figure_comes_from() -> None:
+    priors = load_priors()
+    for figures in (priors.estimated, priors.profiled):
+        assert list(figures) == list(FIGURES)
+        assert all(len(figure.source) > 15 for figure in figures.values())
+
+
+def test_what_is_saved_loads_as_equal(tmp_path: Path) -> None:
+    priors = load_priors()
+    wider = {**priors.profiled, "device": dataclasses.replace(priors.profiled["device"], value=0.25)}
+    changed = dataclasses.replace(priors, profiled=wider)
+    save_priors(changed, tmp_path / "priors.json")
+    assert load_priors(tmp_path / "priors.json") == changed
+    assert prior_of(problem("profiled"), tmp_path / "priors.json").device == 0.25
+    save_priors(priors, tmp_path / "same.json")
+    assert (tmp_path / "same.json").read_text(encoding="utf-8") == SHIPPED.read_text(encoding="utf-8")
+
+
+def without(section: str, name: str) -> dict[str, Any]:
+    facts = shipped()
+    del facts[section][name]
+    return facts
+
+
+def changed(section: str, name: str, figure: object) -> dict[str, Any]:
+    facts = shipped()
+    facts[section][name] = figure
+    return facts
+
+
+@pytest.mark.parametrize(
+    ("facts", "error", "words"),
+    [
+        ([], InvalidValue, "priors is a list of 0 values, expected a mapping"),
+        ({"estimated": {}}, InvalidValue, "profiled is missing"),
+        ({**shipped(), "schema": 2}, InvalidValue, "schema is 2, expected 1"),
+        ({**shipped(), "measured": {}}, UnknownName, "unknown field .* 'measured'"),
+        (without("profiled", "corun"), InvalidValue, r"profiled\.corun is missing, expected a value and its source"),
+        (changed("profiled", "op_types", {"value": 1, "source": "a"}), UnknownName, "did you mean 'op_type'"),
+        (changed("estimated", "device", {"value": -1, "source": "a"}), InvalidValue, r"device\.value is -1, expected"),
+        (changed("estimated", "device", {"value": "1", "source": "a"}), InvalidValue, r"device\.value is '1'"),
+        (changed("estimated", "device", {"value": 1.0}), InvalidValue, r"device\.source is missing"),
+        (changed("estimated", "device", {"value": 1.0, "source": " "}), InvalidValue, "one line that says where"),
+    ],
+)
+def test_a_file_with_a_mistake_is_refused_with_what_it_is(
+    facts: object, error: type[Exception], words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(facts))
+    with pytest.raises(error, match=words):
+        load_priors(path)
+
+
+def test_a_file_that_is_not_there_or_no_json_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileProblem, match=r"no such file\. Name a file that `benchmarks/fit_priors.py` wrote"):
+        load_priors(tmp_path / "mine.json")
+    (tmp_path / "mine.json").write_text("value: 1")
+    with pytest.raises(FileProblem, match="not valid JSON"):
+        load_priors(tmp_path / "mine.json")

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 from host_models import learnable_problem, paired_host, step_times, varied_plans
 from micrographs import op_graph
-from random_problems import plain_host
+from random_problems import plain_host, problem_of
 
-from rlplace.graphs.grouping.groups import Grouping
-from rlplace.measure.costs.costs import Costs
 from rlplace.measure.host_model import (
     HostModel,
     Posterior,
@@ -76,7 +74,7 @@ def shifted(timeline: Timeline, offset_s: np.ndarray) -> Timeline:
     )
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))])
 def test_four_traced_plans_without_noise_tell_the_host(seed: int) -> None:
     """Op times and step times of other plans to a thousandth: the factors themselves, but for shifts between them.
 
@@ -91,8 +89,6 @@ def test_four_traced_plans_without_noise_tell_the_host(seed: int) -> None:
     largest = main_producers(graph)
     moved = np.any([(plan.devices[largest] != plan.devices) & ~graph.is_source for plan in plans], axis=0)
     is_told, factors = np.isin(signature, signature[moved]), (learned.costs.moved_factor, true.costs.moved_factor)
-    assert factors[0] is not None
-    assert factors[1] is not None
     np.testing.assert_allclose(factors[0][is_told], factors[1][is_told], rtol=1e-3)
     np.testing.assert_allclose(factors[0][~is_told & ~graph.is_source], 1.0 + 0.1 * common(known), rtol=1e-3)
     true = replace(true, costs=replace(true.costs, moved_factor=np.where(is_told, *reversed(factors))))
@@ -133,6 +129,7 @@ def test_routes_are_as_fast_as_seen_whichever_of_their_links_is_the_slowest() ->
     np.testing.assert_allclose(route_speeds(known.apply(known.mean)), route_speeds(true), rtol=5e-3)
 
 
+@pytest.mark.slow
 def test_draws_keep_the_speeds_of_routes_and_leave_the_other_links_free() -> None:
     scales, true, steps = hidden_links()
     known, generator = steps.known(), np.random.default_rng(0)
@@ -159,6 +156,7 @@ def test_seconds_that_tracing_is_known_to_add_are_removed() -> None:
     assert off[1] < 0.5 * off[0]
 
 
+@pytest.mark.slow
 def test_clocks_that_are_off_change_nothing() -> None:
     scales = scales_of(paired_host(3))
     steps = timelines_of(
@@ -169,6 +167,7 @@ def test_clocks_that_are_off_change_nothing() -> None:
     np.testing.assert_allclose(again.mean, once.mean, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_few_ops_that_were_held_up_hardly_count() -> None:
     scales, generator = scales_of(paired_host(3), 200), np.random.default_rng(2)
     true = scales.apply(some_factors(scales, 2))
@@ -217,6 +216,7 @@ def longer(timeline: Timeline, factor: np.ndarray) -> Timeline:
     return replace(timeline, op_end_s=timeline.op_start_s + factor * (timeline.op_end_s - timeline.op_start_s))
 
 
+@pytest.mark.slow
 def test_signatures_are_taken_to_differ_as_far_as_they_do() -> None:
     """Where ops of a type are off alike, less is left unknown of each signature than where they are not."""
     scales = scales_of(paired_host(3))
@@ -230,6 +230,7 @@ def test_signatures_are_taken_to_differ_as_far_as_they_do() -> None:
     assert left[0] < 0.7 * left[1]
 
 
+@pytest.mark.slow
 def test_ops_that_fit_badly_leave_more_unknown() -> None:
     """Each op on each device off by its own factor, as no factor can tell: less is known of how devices differ."""
     scales = scales_of(paired_host(3), 120)
@@ -242,6 +243,7 @@ def test_ops_that_fit_badly_leave_more_unknown() -> None:
     assert left[1] > 2.0 * left[0]
 
 
+@pytest.mark.slow
 def test_a_device_that_no_plan_used_is_as_sure_as_its_kind() -> None:
     """Its own factor stays as the prior has it, in mean and in width; types of its kind are known from the others."""
     scales = scales_of(plain_host(3, 100.0))
@@ -257,6 +259,7 @@ def test_a_device_that_no_plan_used_is_as_sure_as_its_kind() -> None:
     assert (known.deviation[others] < scales.deviation[others]).all()
 
 
+@pytest.mark.slow
 def test_step_times_correct_what_tracing_adds() -> None:
     """Durations alone cannot say how much of them is tracing; step times, which are measured without it, can."""
     scales = Scales(learnable_problem(paired_host(3), 60), replace(WIDE, overhead_s=0.01, overhead=0.5), None, TRACED)
@@ -272,6 +275,7 @@ def test_step_times_correct_what_tracing_adds() -> None:
     assert np.abs(log_ratio).mean() < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["moderate", "hard"])
 def test_a_few_traces_of_a_truth_beat_as_many_step_times(kind: str) -> None:
     problem = learnable_problem(paired_host(4), 120)
@@ -310,7 +314,7 @@ def test_medians_are_those_by_hand() -> None:
     graph = op_graph([[], [], [0], [2], [0, 1, 3], [4]], [10, 50, 10, 30, 30, 10], targets=targets)
     graph = replace(graph, signatures=("parameter", "parameter", "mm of 10", "mm of 10", "mm of 30", "add"))
     host = paired_host(2)
-    problem = Problem(graph, host, Costs(np.ones((6, 2)), "estimated"), Grouping(np.arange(6)))
+    problem = problem_of(graph, host)
     plan = Simulator(problem).plan(np.array([0, 0, 0, 0, 1, 1], dtype=np.int32))
     step = Simulator(problem).timeline(plan)
     end_s = step.op_start_s + np.array([0.0, 0.0, 2.0, 4.0, 9.0, 0.25])
@@ -349,17 +353,16 @@ def cores_problem() -> Problem:
     graph = op_graph([[], [0], [0], [1, 2]], 100)
     host = plain_host(2, 100.0)
     cores = tuple(replace(device, backend="cpu", cores=(k,)) for k, device in enumerate(host.devices))
-    return Problem(
-        graph, replace(host, devices=cores), Costs(np.ones((4, 2)), "profiled"), Grouping(np.arange(4, dtype=np.int32))
-    )
+    return problem_of(graph, replace(host, devices=cores), source="profiled")
+
+
+TIMES = {"start": [1.0, 11.0, 15.0, 33.0], "end": [10.0, 30.0, 20.0, 40.0], "take": [13.0, 30.5], "taken": [14.0, 31.0]}
+"""Op 0 makes its tensor at 10; core 1 waits for it and has it at 14; op 2 runs to 20; core 0 takes that at 31, late."""
 
 
 def test_on_cores_an_op_begins_where_the_item_before_ended_and_a_transfer_where_its_tensor_was_made() -> None:
     problem = cores_problem()
-    # op 0 makes its tensor at 10; core 1 waits for it and has it at 14; op 2 runs to 20; core 0 takes that at 31, late
-    timeline = cores_timeline(
-        problem, start=[1.0, 11.0, 15.0, 33.0], end=[10.0, 30.0, 20.0, 40.0], take=[13.0, 30.5], taken=[14.0, 31.0]
-    )
+    timeline = cores_timeline(problem, **TIMES)
     found = as_modelled(timeline, problem.graph, problem.host)
     assert found.op_start_s.tolist() == [0.0, 10.0, 14.0, 31.0]
     assert found.op_end_s.tolist() == timeline.op_end_s.tolist()
@@ -369,9 +372,8 @@ def test_on_cores_an_op_begins_where_the_item_before_ended_and_a_transfer_where_
 def test_where_a_sample_of_ops_was_traced_durations_stay_as_they_are() -> None:
     """What came before an op may have no record: here op 1, before op 3."""
     problem = cores_problem()
-    timeline = cores_timeline(
-        problem, start=[1.0, 0.0, 15.0, 33.0], end=[10.0, 0.0, 20.0, 40.0], take=[13.0, 30.5], taken=[14.0, 31.0]
-    )
+    times = TIMES | {"start": [1.0, 0.0, 15.0, 33.0], "end": [10.0, 0.0, 20.0, 40.0]}
+    timeline = cores_timeline(problem, **times)
     found = as_modelled(timeline, problem.graph, problem.host)
     assert found.op_start_s.tolist() == [1.0, 0.0, 14.0, 33.0], "all of core 1 was traced"
     assert found.transfer_start_s.tolist() == [10.0, 30.5]
@@ -379,11 +381,8 @@ def test_where_a_sample_of_ops_was_traced_durations_stay_as_they_are() -> None:
 
 def test_other_devices_keep_their_clocks() -> None:
     problem = cores_problem()
-    host = plain_host(2, 100.0)
-    timeline = cores_timeline(
-        problem, start=[1.0, 11.0, 15.0, 33.0], end=[10.0, 30.0, 20.0, 40.0], take=[13.0, 30.5], taken=[14.0, 31.0]
-    )
-    found = as_modelled(timeline, problem.graph, host)
+    timeline = cores_timeline(problem, **TIMES)
+    found = as_modelled(timeline, problem.graph, plain_host(2, 100.0))
     assert found.op_start_s.tolist() == timeline.op_start_s.tolist()
     assert found.transfer_start_s.tolist() == timeline.transfer_start_s.tolist()
 

@@ -123,12 +123,7 @@ WRONG: list[tuple[str, object, type[RlplaceError], str]] = [
     ("devices.0.cores", ["0"], InvalidValue, "h.yaml: devices[0].cores[0] is '0', expected a whole number"),
     ("devices.2.members", ["cpu:7"], UnknownName, "unknown device in devices[2].members of h.yaml 'cpu:7'"),
     ("devices.0.peak_flops_per_s", {"float32": "x"}, InvalidValue, "devices[0].peak_flops_per_s.float32 is 'x'"),
-    (
-        "devices.0.peak_flops_per_s",
-        {"float23": 1.0},
-        UnknownName,
-        "'float23': did you mean 'float32'",
-    ),
+    ("devices.0.peak_flops_per_s", {"float23": 1.0}, UnknownName, "'float23': did you mean 'float32'"),
     ("devices.0.peak_flops_per_s", {32: 1.0}, UnknownName, "unknown dtype of devices[0] in h.yaml '32'"),
     (
         "links.0.bandwidth_bytes_per_s",
@@ -321,3 +316,65 @@ def test_a_host_of_a_thousand_devices_has_all_its_routes() -> None:
     assert host.routes[-1] == Route("gpu:1023", "gpu:1022", ("net:gpu:1023:up", "net:gpu:1022:down"))
     with pytest.raises(InvalidValue, match="at most 1024"):
         host_from_dict({"name": "larger", "devices": [facts | {"count": 1}, facts]}, "larger.yaml")
+
+
+def topology(*wirings: dict[str, object], **facts: object) -> Host:
+    devices = [{"name": name, "kind": "gpu", "backend": "simulated", "memory_bytes": 1} for name in "abc"]
+    return host_from_dict({"name": "h", "devices": devices, "topology": list(wirings), **facts}, "h.yaml")
+
+
+def links_of(host: Host) -> dict[str, tuple[str, ...]]:
+    return {f"{route.source}{route.destination}": route.links for route in host.routes}
+
+
+def test_the_first_wiring_of_a_pair_counts_and_a_shared_port_is_one() -> None:
+    host = topology(
+        {"name": "wire", "pairs": [["a", "b"]], "bandwidth_bytes_per_s": 2},
+        {"name": "bus", "ports": ["a+b", "c"], "bandwidth_bytes_per_s": 1},
+    )
+    assert links_of(host) == {
+        "ab": ("wire:a>b",),
+        "ba": ("wire:b>a",),
+        "ac": ("bus:a+b:up", "bus:c:down"),
+        "bc": ("bus:a+b:up", "bus:c:down"),
+        "ca": ("bus:c:up", "bus:a+b:down"),
+        "cb": ("bus:c:up", "bus:a+b:down"),
+    }
+
+
+def test_a_root_needs_no_port_and_given_routes_win() -> None:
+    host = topology(
+        {"name": "bus", "ports": ["a", "b"], "root": "c", "bandwidth_bytes_per_s": 1},
+        links=[{"name": "own", "bandwidth_bytes_per_s": 5}],
+        routes=[{"source": "a", "destination": "b", "links": ["own"]}],
+    )
+    assert links_of(host)["ab"] == ("own",)
+    assert links_of(host)["ba"] == ("bus:b:up", "bus:a:down")
+    assert links_of(host)["ac"] == ("bus:a:up",)
+    assert links_of(host)["ca"] == ("bus:a:down",)
+
+
+@pytest.mark.parametrize(
+    ("wiring", "message"),
+    [
+        ({"name": "w", "bandwidth_bytes_per_s": 1}, r"topology\[0\].pairs .* either pairs or ports"),
+        ({"name": "w", "pairs": [["a", "a"]], "bandwidth_bytes_per_s": 1}, "pairs of two different devices"),
+        ({"name": "w", "pairs": [["a", "d"]], "bandwidth_bytes_per_s": 1}, r"topology\[0\].pairs\[0\] of h.yaml 'd'"),
+        ({"name": "w", "ports": ["a", "a+b"], "bandwidth_bytes_per_s": 1}, "'a' at one port only"),
+        ({"name": "w", "ports": ["x*"], "bandwidth_bytes_per_s": 1}, r"topology\[0\].ports\[0\] of h.yaml 'x\*'"),
+        ({"name": "w", "ports": ["a", "b"], "root": "a", "bandwidth_bytes_per_s": 1}, "at no port"),
+        ({"name": "w", "pairs": [["a", "b"]], "root": "c", "bandwidth_bytes_per_s": 1}, "root is 'c'"),
+        ({"name": "w:1", "pairs": [["a", "b"]], "bandwidth_bytes_per_s": 1}, "without a colon"),
+        ({"name": "w", "ports": ["a", "b", "c"], "bandwidth_bytes_per_s": -1}, "bandwidth_bytes_per_s is -1"),
+        ({"name": "w", "pairs": [["a", "b"]], "bandwidth_bytes_per_s": 1}, "nothing from 'a' to 'c'"),
+    ],
+)
+def test_refuses_impossible_topologies(wiring: dict[str, object], message: str) -> None:
+    with pytest.raises(RlplaceError, match=message):
+        topology(wiring)
+
+
+def test_refuses_two_wirings_of_one_name() -> None:
+    wiring: dict[str, object] = {"name": "w", "pairs": [["a", "b"]], "bandwidth_bytes_per_s": 1}
+    with pytest.raises(InvalidValue, match=r"h.yaml: topology\[1\].name is 'w'"):
+        topology(wiring, wiring)

@@ -1,9 +1,12 @@
-"""Ranks that find each other through a store, the host of their devices, and hosts whose machines are elsewhere."""
+"""Ranks that find each other through a store, do jobs in fresh processes, and the host of their devices."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +15,11 @@ from torch.distributed import HashStore
 
 from rlplace.errors import InvalidValue, RunnerError, UnknownName
 from rlplace.measure import resolve_host
-from rlplace.measure.hosts import nodes
+from rlplace.measure.hosts import fresh_ranks, nodes
 from rlplace.measure.hosts.detect import nodes_host
+from rlplace.measure.hosts.fresh_ranks import FreshRanks, serve
 from rlplace.measure.hosts.host_file import host_from_dict, host_to_dict
-from rlplace.measure.hosts.nodes import VARIABLES, interfaces, is_here
+from rlplace.measure.hosts.nodes import VARIABLES, Nodes, interfaces, is_here
 from rlplace.measure.hosts.resolve import check_present
 from rlplace.measure.hosts.signed_store import SECRET
 
@@ -83,7 +87,7 @@ def test_the_interface_is_that_of_the_route_or_the_named_one(monkeypatch: pytest
         nodes._interface_to("127.0.0.1")
 
 
-def test_each_rank_is_a_device_of_its_machine() -> None:
+def test_each_rank_is_a_device_of_its_machine_whose_memory_it_shares() -> None:
     host = nodes_host(facts_of(["a", "a", "b"]))
     assert [device.name for device in host.devices] == ["a/cpu:0", "a/cpu:1", "b/cpu:0"]
     assert [device.local_name for device in host.devices] == ["cpu:0", "cpu:1", "cpu:0"]
@@ -97,9 +101,6 @@ def test_each_rank_is_a_device_of_its_machine() -> None:
     assert links["b/cpu:0", "a/cpu:0"] == ("b up", "a down", "b/cpu:0->a/cpu:0")
     assert links["a/cpu:0", "a/cpu:1"] == ("a/cpu:0->a/cpu:1",)
     assert {device.kind for device in host.devices} == {"cpu-core"}
-
-
-def test_ranks_of_one_machine_share_its_memory() -> None:
     host = nodes_host(facts_of(["a", "a"]))
     assert not host.is_wired
     assert all(route.blocks_source for route in host.routes), "the source copies into memory that both share"
@@ -144,3 +145,50 @@ def test_a_host_is_checked_against_the_machines_that_are_there(monkeypatch: pyte
         check_present(crowd)
     with pytest.raises(InvalidValue, match=r"cores of device 'a/cpu:0' is \[4000\]"):
         check_present(replace(TWO, devices=(replace(here, cores=(4000,)), there)))
+
+
+JOB = """
+import sys
+def main(answers, word, fails=False):
+    print("from a library")
+    for line in sys.stdin:
+        print(f'"{line.strip()} {word}"', file=answers, flush=True)
+    if fails:
+        raise SystemExit(3)
+"""
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Nodes]]:
+    (tmp_path / "job_of_a_test.py").write_text(JOB)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(fresh_ranks.JOBS, "echo", "from job_of_a_test import main")
+    ranks = nodes_of(facts_of(["a", "b"]))
+    yield ranks
+    ranks[0].end()
+
+
+def test_the_first_rank_is_told_and_answers(two: list[Nodes]) -> None:
+    serve(two[1])
+    with contextlib.closing(FreshRanks(two[0], "echo", {"word": "back"})) as ranks:
+        for word in ("there", "again"):
+            ranks.tell(word)
+            assert ranks.answer(60.0) == f"{word} back"
+
+
+def test_a_rank_that_is_gone_is_named(two: list[Nodes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fresh_ranks, "LOST_AFTER_S", 0.5)
+    with (
+        contextlib.closing(FreshRanks(two[0], "echo", {"word": "back"})) as ranks,
+        pytest.raises(RunnerError, match=r"rank 1 on 'b' gave no sign for 0.5 s"),
+    ):
+        ranks.answer(60.0)
+
+
+def test_a_rank_that_fails_is_named(two: list[Nodes]) -> None:
+    serve(two[1])
+    with (
+        contextlib.closing(FreshRanks(two[0], "echo", {"word": "back", "unknown": 1})) as ranks,
+        pytest.raises(RunnerError, match=r"the echo of (b|rank 0) failed: TypeError: .*'unknown'"),
+    ):
+        ranks.answer(60.0)

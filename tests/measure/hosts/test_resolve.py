@@ -12,25 +12,18 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
 from core_hosts import core_device, core_host
 from micrographs import fork_join
+from random_problems import problem_of
 
 from rlplace import cuda
 from rlplace.cli.main import main
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
-from rlplace.graphs import Grouping
-from rlplace.measure import Costs, Device, Host, HostRunner, Link, Problem, Route, Simulator
+from rlplace.measure import Device, Host, HostRunner, Link, Problem, Route, Simulator
 from rlplace.measure.hosts import resolve
 from rlplace.measure.hosts.host_file import Wiring, lay_routes, save_host
-from rlplace.measure.hosts.resolve import (
-    HOST_WORDS,
-    check_present,
-    describe_hosts,
-    list_presets,
-    resolve_host,
-)
+from rlplace.measure.hosts.resolve import HOST_WORDS, check_present, describe_hosts, list_presets, resolve_host
 from rlplace.measure.timing.threads import usable_cores
 
 HERE = Host("here", (Device("cpu:0", "cpu-core", "cpu", 1 << 30, cores=(0,)),))
@@ -138,21 +131,18 @@ def test_malformed_gpus(detected: list[object], word: str) -> None:
     assert detected == []
 
 
-def test_a_file_in_a_folder_called_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "cuda").mkdir()
-    save_host(HERE, tmp_path / "cuda" / "2.yaml")
-    assert resolve_host("cuda/2.yaml") == HERE
-
-
 def test_every_word_for_this_machine_is_one(detected: list[object]) -> None:
     assert [resolve_host(word) for word in HOST_WORDS] == [HERE] * len(HOST_WORDS)
 
 
-def test_preset_and_file(tmp_path: Path) -> None:
+def test_presets_and_files_also_in_a_folder_called_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_host("4xV100-pcie").num_devices == 4
     save_host(HERE, tmp_path / "mine.yaml")
     assert resolve_host(str(tmp_path / "mine.yaml")) == HERE
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cuda").mkdir()
+    save_host(HERE, tmp_path / "cuda" / "2.yaml")
+    assert resolve_host("cuda/2.yaml") == HERE
 
 
 @pytest.mark.parametrize("name", list_presets())
@@ -282,45 +272,35 @@ def test_what_is_here_or_simulated_is_taken() -> None:
 
 
 @pytest.mark.usefixtures("_one_gpu")
-def test_a_gpu_that_pytorch_does_not_see_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (("cuda:0", "cuda:1"), r"host 'lab': device is 'cuda:1', expected .*\(cuda:0\)\. Use"),
+        (("cuda:0", "gpu"), r"host 'lab': device is 'gpu', expected .*\(cuda:0\)\. Use"),
+        (("cuda:0", "cuda"), r"host 'lab': device is 'cuda', expected .*\(cuda:0\)\. Use"),
+        (("cuda:0/0", "cuda:1/0"), r"device is 'cuda:1/0', expected .*\(cuda:0\)"),
+        (("cuda:0", "cuda:0/1"), r"device is 'cuda:0/1', expected no part of 'cuda:0', which is a device"),
+    ],
+)
+def test_gpus_that_are_not_here_or_overlap_are_refused(names: tuple[str, ...], told: str) -> None:
     check_present(gpus("cuda:0"))
-    for name in ("cuda:1", "gpu", "cuda"):
-        with pytest.raises(InvalidValue, match=rf"host 'lab': device is '{name}', expected .*\(cuda:0\)\. Use"):
-            check_present(gpus("cuda:0", name))
-
-
-@pytest.mark.usefixtures("_one_gpu")
-def test_parts_of_a_gpu_are_here_if_it_is() -> None:
     check_present(gpus("cuda:0/0", "cuda:0/1"))
-    with pytest.raises(InvalidValue, match=r"device is 'cuda:1/0', expected .*\(cuda:0\)"):
-        check_present(gpus("cuda:0/0", "cuda:1/0"))
+    with pytest.raises(InvalidValue, match=told):
+        check_present(gpus(*names))
 
 
 @pytest.mark.usefixtures("_one_gpu")
-def test_a_gpu_that_is_whole_and_in_parts_is_refused() -> None:
-    with pytest.raises(InvalidValue, match=r"device is 'cuda:0/1', expected no part of 'cuda:0', which is a device"):
-        check_present(gpus("cuda:0", "cuda:0/1"))
-
-
-@pytest.mark.usefixtures("_one_gpu")
-def test_so_is_a_core_that_a_gpus_thread_may_not_use() -> None:
-    (device,) = gpus("cuda:0").devices
-    with pytest.raises(InvalidValue, match=r"cores of device 'cuda:0' is \[100000\]"):
-        check_present(Host("lab", (dataclasses.replace(device, cores=(100_000,)),)))
-
-
 def test_a_core_that_this_process_may_not_use_is_refused() -> None:
-    mine = usable_cores()[0]
-    host = Host("lab", (core_device("cpu:0", cores=(mine, 100_000)),))
-    with pytest.raises(InvalidValue, match=r"cores of device 'cpu:0' is \[100000\]"):
-        check_present(host)
+    gpu = dataclasses.replace(gpus("cuda:0").devices[0], cores=(100_000,))
+    for device in (core_device("cpu:0", cores=(usable_cores()[0], 100_000)), gpu):
+        with pytest.raises(InvalidValue, match=rf"cores of device '{device.name}' is \[100000\]"):
+            check_present(Host("lab", (device,)))
 
 
 @pytest.mark.usefixtures("_no_gpu")
 def test_neither_profiling_nor_a_runner_starts_without_the_devices() -> None:
     graph = fork_join(2, 2, 100)
-    costs = Costs(np.ones((graph.num_ops, 2)), "profiled")
-    problem = Problem(graph, gpus("cuda:0", "cuda:1"), costs, Grouping(np.arange(graph.num_ops)))
+    problem = problem_of(graph, gpus("cuda:0", "cuda:1"), source="profiled")
     with pytest.raises(InvalidValue, match="PyTorch sees none here"):
         Problem.profile(graph, problem.host)
     with pytest.raises(InvalidValue, match="PyTorch sees none here"):

@@ -10,7 +10,7 @@ import torch
 from core_hosts import core_host
 from naive_plan import naive_plan
 from placed_steps import GANG_HOST, HOST, single
-from small_models import CASES
+from small_models import step_graph
 from torch import Tensor, nn
 
 from rlplace.graphs import capture
@@ -98,8 +98,7 @@ def test_what_an_op_needs_while_it_runs_is_its_outputs_and_what_it_takes_for_its
 
 @pytest.mark.parametrize("name", ["linear", "batch_norm_train"])
 def test_residents_are_what_the_graph_says(name: str, crew: Crew) -> None:
-    case = CASES[name]()
-    graph = capture(case.model, case.inputs, case.loss_fn, "adam", targets=case.targets)
+    graph = step_graph(name)
     before = metered(graph, HOST, single(graph), crew, num_steps=1)
     resident = int(graph.output_bytes[graph.is_source].sum() + graph.state_bytes.sum())
     assert resident <= before.peak_bytes[0] <= 3 * resident + int(graph.output_bytes.sum())
@@ -142,8 +141,7 @@ def memory_events(profiler: torch.profiler.profile) -> list[torch._C._autograd._
 @pytest.mark.parametrize("name", ["linear", "lstm_cell", "batch_norm_train", "attention"])
 def test_on_one_device_it_is_what_is_simulated(name: str, optimizer: str, crew: Crew) -> None:
     """With the scratch that ops were seen to take; to within a few scalars that PyTorch makes of numbers."""
-    case = CASES[name]()
-    graph = capture(case.model, case.inputs, case.loss_fn, optimizer, targets=case.targets)
+    graph = step_graph(name, optimizer)
     seen = seen_workspaces(graph, HOST, 0, Residents(graph, HOST), crew)[:, None].repeat(2, axis=1)
     costs = Costs(np.where(graph.is_source, 0.0, 1e-5)[:, None].repeat(2, axis=1), "profiled", seen)
     simulator = Simulator(Problem.grouped(graph, HOST, costs), threads=1)

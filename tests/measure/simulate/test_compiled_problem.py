@@ -57,12 +57,9 @@ def test_routes_are_copies_beside_ops_or_jobs_and_have_their_links_in_order() ->
     assert route_tables(jobs)[1].tolist() == [0, 1, 1, 0]
 
 
-def test_a_route_without_links_is_a_hand_over() -> None:
+def test_a_route_without_links_is_a_hand_over_and_a_short_one_is_padded_with_its_first_link() -> None:
     kinds = route_tables(core_host(2, has_gang=True))[0].reshape(3, 3)
     assert kinds[2, :2].tolist() == kinds[:2, 2].tolist() == [HANDOVER, HANDOVER]
-
-
-def test_short_routes_are_padded_with_their_first_link() -> None:
     assert padded_routes(np.array([0, 1, 3], np.int32), np.array([4, 5, 6], np.int32)).tolist() == [4, 4, 5, 6]
 
 
@@ -176,12 +173,9 @@ def test_updates_by_op_and_by_tensor() -> None:
     assert updates["concerned"].tolist() == [0, 0, 1, 1, 1]
 
 
-def test_updates_that_wait_for_each_other_are_refused() -> None:
+def test_updates_that_wait_for_each_other_are_refused_and_later_readers_are_not() -> None:
     graph = op_graph([[], [0], [0, 1]], targets=["parameter", "aten.a", "aten.b"], mutations=[(1, 0)])
     with pytest.raises(InvalidValue, match="waits for a reader that waits for it"):
         lay_out_updates(graph)
-
-
-def test_a_reader_of_a_higher_index_may_still_come_before() -> None:
     graph = op_graph([[], [0], [0]], targets=["parameter", "update.sgd", "aten.mm"], mutations=[(1, 0)])
     assert lay_out_updates(graph)["updater_ops"].tolist() == [1]

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from micrographs import op_graph
-from random_problems import BIG, plain_host, random_problem
+from random_problems import BIG, plain_host, problem_of, random_problem
 
-from rlplace.graphs.grouping.groups import Grouping
-from rlplace.graphs.opgraph import OpGraph
 from rlplace.measure.costs.costs import Costs
 from rlplace.measure.hosts.host import Device, Host, Link, Route
 from rlplace.measure.problem import Plan, Problem
@@ -20,12 +18,6 @@ from rlplace.measure.simulate.simulator import CriticalPaths, Simulator
 
 seeds = st.integers(0, 2**32 - 1)
 Item = tuple[str, int] | tuple[str, int, int]
-
-
-def problem_of(graph: OpGraph, host: Host, op_s: list[float]) -> Problem:
-    """Every op takes the same on every device."""
-    costs = np.repeat(np.array(op_s)[:, None], host.num_devices, axis=1)
-    return Problem(graph, host, Costs(costs, "estimated"), Grouping(np.arange(graph.num_ops)))
 
 
 def paths_of(problem: Problem, *plans: Plan) -> CriticalPaths:
@@ -53,12 +45,9 @@ def durations(problem: Problem, plan: Plan) -> np.ndarray:
     return np.concatenate([op_s, sent_s])
 
 
-def test_a_chain_is_its_own_critical_path() -> None:
+def test_a_chain_is_its_own_critical_path_and_a_source_is_on_none() -> None:
     problem = problem_of(op_graph([[], [0], [1]]), plain_host(1), [1.0, 2.0, 3.0])
     assert path_of(problem, [0, 0, 0]) == ([("op", 0), ("op", 1), ("op", 2)], 6.0)
-
-
-def test_a_source_is_on_no_path() -> None:
     problem = problem_of(op_graph([[], [0], [1]], targets=["input", "aten.op", "aten.op"]), plain_host(1), [9.0, 2, 3])
     assert path_of(problem, [0, 0, 0]) == ([("op", 1), ("op", 2)], 5.0)
 

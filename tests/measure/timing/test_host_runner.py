@@ -1,41 +1,54 @@
-"""`HostRunner`: placements run for real become measurements, whatever happens to them.
-
-NaN is a placement's fault where another placement has none.
-"""
+"""`HostRunner`: placements run for real become measurements, whatever happens to them or to their devices."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import math
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from core_hosts import core_host
+from core_hosts import core_device, core_host
+from faulty_ops import switched_graph
 from naive_plan import naive_plan, random_devices
 from numpy.typing import NDArray
-from small_models import CASES
-from torch import Tensor, nn
+from small_models import step_graph
+from torch import nn
 
-from rlplace.errors import InvalidValue, RunnerError
+from rlplace.errors import DeviceLost, InvalidValue, RunnerError
 from rlplace.graphs import capture
-from rlplace.graphs.grouping.groups import group_ops
+from rlplace.graphs.grouping.groups import Grouping, group_ops
 from rlplace.graphs.opgraph import OpGraph
+from rlplace.measure import evaluator as evaluator_module
 from rlplace.measure.costs.costs import Costs
+from rlplace.measure.evaluator import Evaluator
 from rlplace.measure.execute.device_threads import Worker
 from rlplace.measure.execute.placed_step import PlacedStep
 from rlplace.measure.execute.traced_ops import TracingCosts
+from rlplace.measure.hosts.host import Host, Route
 from rlplace.measure.measurement import Measurement
 from rlplace.measure.problem import Plan, Problem, Timeline
 from rlplace.measure.simulate.simulator import Simulator
 from rlplace.measure.timing import host_runner as runner_module
 from rlplace.measure.timing import race as race_module
 from rlplace.measure.timing.eager_step import EagerRecipe
-from rlplace.measure.timing.host_runner import HostRunner, has_nan, with_timelines
-from rlplace.measure.timing.race import RaceProtocol
+from rlplace.measure.timing.host_runner import (
+    HostRunner,
+    all_lost,
+    as_measurement,
+    error_of,
+    has_nan,
+    lost_of,
+    status_of,
+    with_timelines,
+)
+from rlplace.measure.timing.race import Lane, RaceProtocol
 from rlplace.measure.timing.threads import usable_cores
 
 PROTOCOL = RaceProtocol(warmup=1, min_rounds=2, max_rounds=2, hopeless=1e9)
@@ -60,8 +73,7 @@ def problem_of(graph: OpGraph) -> Problem:
 
 def training() -> OpGraph:
     torch.manual_seed(0)
-    case = CASES["linear"]()
-    return capture(case.model, case.inputs, case.loss_fn, "adam")
+    return step_graph("linear")
 
 
 @pytest.fixture
@@ -198,7 +210,6 @@ def test_plans_of_a_race_are_traced_after_it(runner: HostRunner) -> None:
     *measured, other = runner.measure_plans(plans, protocol=TRACED, others=[lambda: 7.0])
     for plan, outcome in zip(plans, measured, strict=True):
         timeline = outcome.timeline
-        assert timeline is not None
         assert timeline.op_device.tolist() == plan.devices.tolist()
         assert np.all(timeline.op_end_s[~graph.is_source] > timeline.op_start_s[~graph.is_source])
         assert np.all(timeline.transfer_end_s > timeline.transfer_start_s)
@@ -222,7 +233,6 @@ def test_the_timeline_of_a_race_is_that_of_the_median_traced_step(
     monkeypatch.setattr(runner_module, "has_nan", lambda _: False)
     monkeypatch.setattr(PlacedStep, "result", None)
     (outcome,) = runner.measure_plans([naive_plan(graph, placements(graph, 1)[0])], protocol=TRACED)
-    assert outcome.timeline is not None
     assert outcome.timeline.step_s == 2.0, "the third one, of 3, 1 and 2 seconds"
 
 
@@ -251,7 +261,6 @@ def test_where_tracing_costs_too_much_some_ops_are_traced(monkeypatch: pytest.Mo
     for runner in run_on(graph):
         (outcome,) = runner.measure_plans([plan], protocol=TRACED)
         (whole,) = runner.trace(plan, num_steps=1)
-    assert outcome.timeline is not None
     is_told = outcome.timeline.op_end_s > outcome.timeline.op_start_s
     runs = ~graph.is_source
     cells = [{(graph.signatures[op], plan.devices[op]) for op in np.flatnonzero(which)} for which in (is_told, runs)]
@@ -264,37 +273,14 @@ def test_where_tracing_costs_too_much_some_ops_are_traced(monkeypatch: pytest.Mo
 # What goes wrong
 
 
-state: dict[str, object] = {"raises": None, "stuck": None}
-
-
-@torch.library.custom_op("rlplace_tests_runner::risky", mutates_args=())
-def risky(x: Tensor) -> Tensor:
-    """Fails on the device thread that `state` names."""
-    raises = state["raises"]
-    if isinstance(raises, Exception) and threading.current_thread().name == "rlplace cpu:1":
-        raise raises
-    if isinstance(raises, threading.Event) and threading.current_thread().name == "rlplace cpu:1":
-        state["stuck"] = threading.current_thread()
-        raises.wait(timeout=600)
-    return x.clone()
-
-
-@risky.register_fake
-def _(x: Tensor) -> Tensor:
-    return torch.empty_like(x)
-
-
-class Risky(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return risky(x * 2) + 1
-
-
-def risky_graph() -> OpGraph:
-    """Input, mul, risky, add."""
-    return capture(Risky(), torch.ones(3))
-
-
 FINE, FAILS = [1, 1, 0, 1], [0, 0, 1, 0]
+
+
+@pytest.fixture
+def risky(switch: dict[str, Any]) -> dict[str, Any]:
+    """Of the second device alone."""
+    switch["thread"] = "rlplace cpu:1"
+    return switch
 
 
 @pytest.mark.parametrize(
@@ -305,67 +291,69 @@ FINE, FAILS = [1, 1, 0, 1], [0, 0, 1, 0]
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), "oom"),
     ],
 )
-def test_a_failing_op_is_a_measurement_and_the_others_are_measured(error: Exception, status: str) -> None:
-    for runner in run_on(risky_graph()):
-        state["raises"] = error
+def test_a_failing_op_is_a_measurement_and_the_others_are_measured(
+    error: Exception, status: str, risky: dict[str, Any]
+) -> None:
+    for runner in run_on(switched_graph()):
+        risky["fails"] = error
         failed, fine = runner.measure(np.array([FAILS, FINE], dtype=np.int32))
-        state["raises"] = None
+        risky["fails"] = None
         assert (failed.status, failed.step_time_s, failed.ok) == (status, float("inf"), False)
         assert str(error) in failed.why
-        assert "op 'risky'" in failed.why
+        assert "op 'switched'" in failed.why
         assert fine.ok
         assert runner.measure(np.array(FAILS, dtype=np.int32))[0].ok, "it may work the next time"
 
 
 @pytest.mark.parametrize("is_fatal", [False, True])
-def test_a_traced_step_that_fails_costs_the_timeline_alone(is_fatal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, load = risky_graph(), HostRunner.load
+def test_a_traced_step_that_fails_costs_the_timeline_alone(
+    is_fatal: bool, risky: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, load = switched_graph(), HostRunner.load
 
     def failing(runner: HostRunner, plan: Plan, *, is_traced: bool = False, **options: object) -> PlacedStep:
         error = RuntimeError("CUDA error: misaligned address" if is_fatal else "boom")
-        state["raises"] = error if is_traced else None
+        risky["fails"] = error if is_traced else None
         return load(runner, plan, is_traced=is_traced, **options)
 
     monkeypatch.setattr(HostRunner, "load", failing)
     for runner in run_on(graph):
         plans = [naive_plan(graph, np.array(row, dtype=np.int32)) for row in (FAILS, FINE)]
         failed, fine = runner.measure_plans(plans, protocol=TRACED)
-        state["raises"] = None
+        risky["fails"] = None
         assert (failed.status, failed.timeline, len(failed.samples_s)) == ("ok", None, 2)
         assert (fine.status, fine.timeline is None) == ("ok", is_fatal), "nothing runs on a GPU that is lost"
         assert not runner._loaded._steps
 
 
-def test_a_lost_gpu_is_nobodys_measurement() -> None:
-    for runner in run_on(risky_graph()):
-        state["raises"] = RuntimeError("CUDA error: an illegal memory access was encountered")
-        try:
-            with pytest.raises(
-                RunnerError, match=r"reported at op 'risky' .* on cpu:1: RuntimeError: CUDA error"
-            ) as lost:
-                runner.measure(np.array([FAILS, FINE], dtype=np.int32))
-        finally:
-            state["raises"] = None
+def test_a_lost_gpu_is_nobodys_measurement(risky: dict[str, Any]) -> None:
+    risky["fails"] = RuntimeError("CUDA error: an illegal memory access was encountered")
+    told = r"reported at op 'switched' .* on cpu:1: RuntimeError: CUDA error"
+    for runner in run_on(switched_graph()):
+        with pytest.raises(RunnerError, match=told) as lost:
+            runner.measure(np.array([FAILS, FINE], dtype=np.int32))
         assert "start again" in str(lost.value)
         assert "CUDA_LAUNCH_BLOCKING=1" in str(lost.value)
-        assert lost.value.op == "risky"
+        assert lost.value.op == "switched"
 
 
-def test_a_stuck_op_is_a_timeout_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stuck_op_is_a_timeout_and_the_others_are_measured(
+    risky: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The time is up once a thread is stuck; steps without one have all of theirs, however busy the machine."""
-    graph, stuck, wait = risky_graph(), threading.Event(), Worker.wait
+    graph, stuck, wait = switched_graph(), threading.Event(), Worker.wait
     runner = HostRunner(problem_of(graph), NaivePlanner(graph), protocol=PROTOCOL)
 
     def wait_until_stuck(worker: Worker, *_: object) -> bool:
-        while not any(each._thread is state["stuck"] for each in runner._crew.workers):
+        while not any(each._thread is risky["stuck"] for each in runner._crew.workers):
             if wait(worker, 0.01):
                 return True
         return False
 
     monkeypatch.setattr(Worker, "wait", wait_until_stuck)
-    state["raises"] = stuck
+    risky["fails"] = stuck
     late, fine = runner.measure(np.array([FAILS, FINE], dtype=np.int32))
-    state["raises"] = None
+    risky["fails"] = None
     stuck.set()
     assert late.status == "timeout"
     assert "did not end its part within 120 s" in late.why
@@ -433,3 +421,172 @@ def test_beside_a_number_a_nan_is_an_error(runner: HostRunner, monkeypatch: pyte
     measured = runner.measure(chosen)
     assert [measurement.status for measurement in measured] == ["error", "ok", "error"]
     assert all("NaN" in measured[k].why for k in (0, 2))
+
+
+def test_the_status_that_an_error_gives() -> None:
+    gone = RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable")
+    assert status_of(gone) == status_of(DeviceLost(("cpu:1",), "gone")) == "lost"
+    assert status_of(RuntimeError("CUDA out of memory")) == status_of(MemoryError("no room")) == "oom"
+    assert status_of(TimeoutError("late")) == "timeout"
+    assert status_of(ValueError("boom")) == "error"
+
+
+def test_a_lane_becomes_its_median_beside_that_of_the_reference() -> None:
+    lane = Lane([3.0, 1.0, 2.0], [5.0, 4.0, 9.0])
+    assert as_measurement(lane, has_reference=True) == Measurement("ok", 2.0, (3.0, 1.0, 2.0), reference_s=5.0)
+    assert as_measurement(lane, has_reference=False).reference_s == 0.0
+
+
+def test_a_lane_that_was_stopped_keeps_its_samples_and_says_why() -> None:
+    measured = as_measurement(Lane([3.0], [1.0], ValueError("boom")), has_reference=True)
+    assert measured == Measurement("error", np.inf, (3.0,), why="boom")
+
+
+GONE = RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable")
+ONE_ROUND = RaceProtocol(warmup=0, min_rounds=1, max_rounds=1)
+
+
+def gpu_host() -> Host:
+    return Host("cuda", (dataclasses.replace(core_device("cuda:0"), backend="cuda"),))
+
+
+def test_nothing_is_lost_on_a_host_that_is_all_there() -> None:
+    host = Host("cores", (core_device("cpu:0", cores=usable_cores()[:1]),))
+    assert lost_of(host) is None
+    assert lost_of(host, RunnerError("boom")) is None
+
+
+def test_a_core_that_may_not_be_used_any_more_is_lost() -> None:
+    missing = max(usable_cores()) + 1
+    host = Host("cores", (core_device("cpu:0", cores=(usable_cores()[0],)),))
+    host = dataclasses.replace(
+        host, devices=(dataclasses.replace(host.devices[0], cores=(usable_cores()[0], missing)),)
+    )
+    lost = lost_of(host)
+    assert lost.devices == ("cpu:0",)
+    assert str(lost) == f"cpu:0 was lost: this process may not use core {missing} any more"
+
+
+def test_a_gpu_is_lost_if_an_error_says_so() -> None:
+    host = gpu_host()
+    lost = lost_of(host, GONE)
+    assert lost.devices == ("cuda:0",)
+    assert lost_of(host, RuntimeError("CUDA error: an illegal memory access was encountered")) is None
+
+
+def test_the_gpu_that_an_error_names_is_the_one() -> None:
+    first, second = gpu_host().devices[0], dataclasses.replace(gpu_host().devices[0], name="cuda:1")
+    routes = (Route("cuda:0", "cuda:1", ()), Route("cuda:1", "cuda:0", ()))
+    host = Host("cuda", (first, second), routes=routes)
+    error = RunnerError("op 'mm' (aten.mm) on cuda:1: CUDA error: no CUDA-capable device is detected")
+    lost = lost_of(host, error)
+    assert lost.devices == ("cuda:1",)
+    nameless = lost_of(host, GONE)
+    assert nameless.devices == ()
+
+
+def test_a_measurement_tells_what_its_error_told() -> None:
+    host = core_host(2)
+    lost = DeviceLost(("cpu:0", "cpu:1"), "this process may not use cores 0, 1 any more")
+    first, second = all_lost(2, lost)
+    assert (first.status, first.step_time_s) == ("lost", float("inf"))
+    assert str(error_of(host, second)) == str(lost)
+    assert error_of(host, second).devices == lost.devices
+    assert error_of(host, Measurement("lost", float("inf"), why="the driver says nothing")).devices == ()
+
+
+def small_problem() -> Problem:
+    graph = step_graph("linear")
+    costs = Costs(np.where(graph.is_source, 0.0, 1.0)[:, None].repeat(2, axis=1), "estimated")
+    return Problem(graph, core_host(2), costs, Grouping(np.zeros(graph.num_ops, dtype=np.int32)))
+
+
+def test_everything_in_a_race_in_which_a_device_is_lost_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = small_problem()
+    simulator = Simulator(problem, threads=1)
+    runner = HostRunner(problem, simulator)
+    plan = simulator.plan(np.zeros(problem.graph.num_ops, dtype=np.int32))
+    try:
+        (fine,) = runner.measure_plans([plan], protocol=ONE_ROUND)
+        assert fine.ok
+        lost = DeviceLost(("cpu:1",), "gone")
+        monkeypatch.setattr(runner_module, "lost_of", lambda host, error=None: lost)
+        outcomes = runner.measure_plans([plan, plan], protocol=ONE_ROUND, others=[lambda: 1.0])
+    finally:
+        runner.close()
+    assert [outcome.status for outcome in outcomes] == ["lost"] * 3
+    assert outcomes[0].why == "cpu:1 was lost: gone"
+
+
+def test_an_evaluator_keeps_nothing_of_it_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lost:
+        """A runner whose host has lost a core."""
+
+        def measure_plans(self, plans: list[object], **_: object) -> list[Measurement]:
+            return all_lost(len(plans), DeviceLost(("cpu:1",), "gone"))
+
+        def close(self) -> None:
+            """It holds nothing."""
+
+    class Log:
+        """A log that refuses everything."""
+
+        def recall(self, *_: object) -> None:
+            return None
+
+        def keep(self, *_: object, **__: object) -> None:
+            raise AssertionError("nothing was measured")
+
+    monkeypatch.setattr(evaluator_module, "make_runner", lambda *_, **__: Lost())
+    problem = small_problem()
+    simulator = Simulator(problem, threads=1)
+    evaluator = Evaluator(problem, simulator, log=Log())  # type: ignore[arg-type]
+    plan = simulator.plan(np.zeros(problem.graph.num_ops, dtype=np.int32))
+    with pytest.raises(DeviceLost, match=r"^cpu:1 was lost: gone$") as told:
+        evaluator.measure_plans([plan], ONE_ROUND)
+    assert told.value.devices == ("cpu:1",)
+
+
+SHRINK = """
+import os, sys
+import numpy as np, torch
+from rlplace.graphs import capture
+from rlplace.measure.evaluator import Evaluator
+from rlplace.measure.hosts.host import Host
+from rlplace.measure.problem import Problem
+from rlplace.measure.costs.costs import Costs
+from rlplace.graphs.grouping.groups import Grouping
+from rlplace.measure.timing.race import RaceProtocol
+from rlplace.measure.simulate.simulator import Simulator
+from rlplace.errors import DeviceLost
+
+host = Host.detect("cores")
+graph = capture(torch.nn.Linear(4, 4), torch.ones(2, 4), lambda y: y.sum(), "sgd")
+costs = Costs(np.ones((graph.num_ops, host.num_devices)), "estimated")
+problem = Problem(graph, host, costs, Grouping(np.zeros(graph.num_ops, dtype=np.int32)))
+simulator = Simulator(problem, threads=1)
+evaluator = Evaluator(problem, simulator, isolated=sys.argv[1] == "worker")
+plan = simulator.plan(np.zeros(graph.num_ops, dtype=np.int32))
+protocol = RaceProtocol(warmup=0, min_rounds=1, max_rounds=1)
+print(evaluator.measure_plans([plan], protocol)[0].status)
+os.sched_setaffinity(0, set(host.devices[0].cores))
+try:
+    evaluator.measure_plans([plan], protocol)
+except DeviceLost as error:
+    print(error.devices, error)
+evaluator.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(usable_cores()) < 2, reason="needs two cores, of which one is taken away")
+@pytest.mark.parametrize("where", ["worker", "here"])
+def test_a_core_that_is_taken_away_while_measuring_is_noticed(where: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SHRINK, where], capture_output=True, text=True, timeout=300, check=True
+    )
+    first, second = done.stdout.splitlines()
+    assert first == "ok"
+    assert "'cpu:1'" in second
+    assert "cpu:0'" not in second
+    assert "any more" in second

@@ -33,7 +33,7 @@ def in_a_thread(function: Callable[[], T]) -> T:
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system cannot pin threads")
-def test_pinning_is_for_one_thread_alone() -> None:
+def test_pinning_is_for_one_thread_alone_and_no_cores_means_anywhere() -> None:
     before = os.sched_getaffinity(0)
     core = usable_cores()[-1]
 
@@ -45,8 +45,6 @@ def test_pinning_is_for_one_thread_alone() -> None:
     assert os.sched_getaffinity(0) == before
     assert usable_cores() == tuple(sorted(before))
 
-
-def test_no_cores_means_anywhere() -> None:
     def unpinned() -> tuple[int, ...]:
         pin_current_thread(())
         return usable_cores()

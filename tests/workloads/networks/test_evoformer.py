@@ -20,8 +20,7 @@ TINY = "evoformer@blocks=1,sequences=3,residues=4,msa_width=8,pair_width=6,heads
 
 
 def heads(layer: torch.nn.Module, x: Tensor, index: int, width: int) -> Tensor:
-    out: Tensor = layer(x)[..., index * width : (index + 1) * width]
-    return out
+    return layer(x)[..., index * width : (index + 1) * width]
 
 
 def test_row_attention_is_algorithm_7() -> None:

@@ -41,12 +41,9 @@ def conv(in_channels, out_channels, kernel):
     return in_channels * out_channels * kernel + 2 * out_channels
 
 
-def test_parameter_count_is_the_published_one():
+def test_parameter_count_is_the_published_one_also_with_other_classes(small):
     with FakeTensorMode():
         assert count(InceptionV3(InceptionV3Config())) == PUBLISHED_PARAMETERS
-
-
-def test_parameter_count_by_classes(small):
     # Only the two classifiers depend on the classes: a weight per feature and a bias for each.
     assert count(small[0]) == PUBLISHED_PARAMETERS - (2048 + 1 + 768 + 1) * (1000 - 10)
 
@@ -143,17 +140,13 @@ def test_smoothed_cross_entropy_is_torchs():
     torch.testing.assert_close(SmoothedCrossEntropy()(logits, labels), expected)
 
 
-def test_loss_weighs_both_heads(small):
+def test_loss_weighs_both_heads_and_is_deterministic_without_dropout(small):
     model, images, labels = small
     cross_entropy = nn.CrossEntropyLoss(label_smoothing=LABEL_SMOOTHING)
     output = model(images, labels)
     expected = cross_entropy(output.logits, labels) + AUX_WEIGHT * cross_entropy(output.aux_logits, labels)
     torch.testing.assert_close(output.loss, expected)
     assert model(images).loss is None
-
-
-def test_step_is_deterministic_without_dropout(small):
-    model, images, labels = small
     assert torch.equal(model(images, labels).loss, model(images, labels).loss)
 
 

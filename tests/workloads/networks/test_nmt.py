@@ -1,3 +1,5 @@
+"""`NMT` and `RNNLM` are torch's LSTM, unrolled."""
+
 from __future__ import annotations
 
 import pytest
@@ -5,9 +7,11 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.functional import cross_entropy
 
 from rlplace.workloads import NMTConfig
-from rlplace.workloads.networks.nmt import NMT, Attention, Encoder, LSTMCell
+from rlplace.workloads.configs import RNNLMConfig
+from rlplace.workloads.networks.nmt import NMT, RNNLM, Attention, Encoder, LSTMCell
 
 TINY = NMTConfig(layers=2, units=6, batch=3, steps=4, vocab=11)
 CONFIGS = [
@@ -124,7 +128,7 @@ def test_attention_by_hand():
     torch.testing.assert_close(attention(hidden, attention.keys(memory), memory)[0], expected)
 
 
-def test_whole_model_with_torchs_layers():
+def test_whole_model_with_torchs_layers_has_no_loss_without_labels():
     model, (source, target, labels) = make(TINY)
     encoder_lstm, decoder_lstm = (nn.LSTM(TINY.units, TINY.units, num_layers=2) for _ in range(2))
     for index in range(2):
@@ -140,10 +144,6 @@ def test_whole_model_with_torchs_layers():
     output = model(source, target, labels)
     torch.testing.assert_close(torch.stack(output.logits), logits)
     torch.testing.assert_close(output.loss, expected)
-
-
-def test_without_labels_there_is_no_loss():
-    model, (source, target, _) = make(TINY)
     assert model(source, target).loss is None
 
 
@@ -156,3 +156,28 @@ def test_captured_step_has_one_matrix_product_per_cell_and_nothing_in_place():
     assert targets.count(torch.ops.aten.addmm.default) == num_cells + TINY.steps
     assert targets.count(torch.ops.aten.bmm.default) == 2 * TINY.steps
     assert not [target for target in targets if target._schema.is_mutable]
+
+
+TINY_RNNLM = RNNLMConfig(layers=2, units=6, batch=3, steps=4, vocab=11)
+
+
+def test_it_is_torchs_lstm() -> None:
+    torch.manual_seed(0)
+    model, lstm = RNNLM(TINY_RNNLM), nn.LSTM(TINY_RNNLM.units, TINY_RNNLM.units, num_layers=TINY_RNNLM.layers)
+    for index, cell in enumerate(model.layers):
+        copy_to_torch(cell, lstm, f"l{index}")
+    tokens_TB, labels_TB = torch.randint(TINY_RNNLM.vocab, (2, TINY_RNNLM.steps, TINY_RNNLM.batch))
+    hidden_TBH, _ = lstm(model.embedding(tokens_TB))
+    expected_TBV = model.projection(hidden_TBH)
+    output = model(tokens_TB, labels_TB)
+    torch.testing.assert_close(torch.stack(output.logits), expected_TBV)
+    torch.testing.assert_close(output.loss, cross_entropy(expected_TBV.flatten(0, 1), labels_TB.flatten()))
+    assert model(tokens_TB).loss is None
+
+
+def test_paper_parameters() -> None:
+    """By hand: 10,000 words in and out, two cells of 1,500 units that read 3,000 features."""
+    config = RNNLMConfig.paper()
+    with torch.device("meta"):
+        count = sum(p.numel() for p in RNNLM(config).parameters())
+    assert count == 2 * 10_000 * 1500 + 10_000 + 2 * (3000 + 1) * 4 * 1500

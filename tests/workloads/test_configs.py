@@ -1,7 +1,9 @@
-"""What a user may write for a workload, and what is said of the rest."""
+"""What a user may write for a workload, its options, and what is said of the rest."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -11,14 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplace.errors import FileProblem, InvalidValue, UnknownName
-from rlplace.workloads import (
-    InceptionV3Config,
-    NMTConfig,
-    WeightedPart,
-    WorkloadSpec,
-    build,
-    parse_workload,
-)
+from rlplace.workloads import CATALOG, InceptionV3Config, NMTConfig, WeightedPart, WorkloadSpec, build, parse_workload
 
 TINY_NMT = "nmt@layers=1,units=4,batch=2,steps=3,vocab=7"
 
@@ -189,14 +184,11 @@ def test_parts_are_named_workloads(text):
         parse_workload(text)
 
 
-def test_options_come_from_the_size():
+def test_options_come_from_the_size_which_decides_whether_others_fit():
     assert parse_workload("nmt").config() == NMTConfig.small()
     assert parse_workload("nmt").config("paper") == NMTConfig.paper()
     assert parse_workload("nmt@small").config("paper") == NMTConfig.small()
     assert parse_workload("inception_v3@batch=8").config("paper") == InceptionV3Config(batch=8, image_size=299)
-
-
-def test_size_decides_whether_options_fit():
     spec = parse_workload("inception_v3@image_size=75")
     assert spec.config("paper") == InceptionV3Config(batch=32, image_size=75)
     with pytest.raises(InvalidValue, match="at least 107"):
@@ -208,12 +200,7 @@ def test_size_decides_whether_options_fit():
 @given(
     size=st.sampled_from([None, "small", "paper"]),
     options=st.fixed_dictionaries(
-        {},
-        optional={
-            "layers": st.integers(1, 9),
-            "batch": st.integers(1, 10**9),
-            "bidirectional": st.booleans(),
-        },
+        {}, optional={"layers": st.integers(1, 9), "batch": st.integers(1, 10**9), "bidirectional": st.booleans()}
     ),
 )
 def test_text_of_a_spec_parses_back(size, options):
@@ -241,3 +228,86 @@ def test_a_file_of_another_name_is_a_graph_file(name: str, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     Path(name).write_text("{}")
     assert parse_workload(name).is_file
+
+
+def test_default_is_small_and_paper_sizes_are_those_published():
+    for kind in [family.config for family in CATALOG.values()]:
+        assert kind() == kind.small()
+    assert InceptionV3Config.paper() == InceptionV3Config(batch=32, image_size=299, classes=1000, dropout=0.0)
+    assert NMTConfig.paper() == NMTConfig(layers=2, units=1024, batch=64, steps=50, vocab=32000)
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        (InceptionV3Config, "batch", 0),
+        (InceptionV3Config, "batch", "4"),
+        (InceptionV3Config, "batch", True),
+        (InceptionV3Config, "batch", 4.0),
+        (InceptionV3Config, "image_size", 74),
+        (InceptionV3Config, "classes", 1),
+        (InceptionV3Config, "dropout", 1.0),
+        (InceptionV3Config, "dropout", -0.1),
+        (InceptionV3Config, "dropout", math.nan),
+        (NMTConfig, "layers", 0),
+        (NMTConfig, "units", -1),
+        (NMTConfig, "batch", 0),
+        (NMTConfig, "steps", 0),
+        (NMTConfig, "vocab", 1),
+        (NMTConfig, "bidirectional", 1),
+    ],
+)
+def test_bad_value_is_named(kind, field, value):
+    with pytest.raises(InvalidValue, match=field) as caught:
+        kind(**{field: value})
+    assert (caught.value.field, caught.value.actual) == (field, value) or value is math.nan
+
+
+def test_one_small_image_cannot_be_normalised():
+    with pytest.raises(InvalidValue, match="batch=2"):
+        InceptionV3Config(batch=1, image_size=106)
+    InceptionV3Config(batch=1, image_size=107)
+    InceptionV3Config(batch=2, image_size=75)
+
+
+# Worked by hand with floor((n - kernel) / stride) + 1 down the stem and the first reduction.
+@pytest.mark.parametrize(("image_size", "expected"), [(75, 3), (107, 5), (149, 7), (299, 17)])
+def test_feature_map(image_size, expected):
+    assert InceptionV3Config(batch=2, image_size=image_size).feature_map == expected
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_every_option_is_checked(name):
+    """Integers and shares out of range, and values of another type, are refused by name."""
+    kind = CATALOG[name].config
+    assert name == kind.NAME
+    for field in dataclasses.fields(kind):
+        bad = {int: [0, -1, 2.5, True, "2"], float: [-0.1, 1.0, math.inf, "much"], bool: [1, "yes"]}
+        for value in bad[type(field.default)]:
+            with pytest.raises(InvalidValue, match=field.name):
+                kind(**{field.name: value})
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("bert@heads=5", "heads"),
+        ("gpt2@heads=5", "heads"),
+        ("t5@heads=5", "heads"),
+        ("vit@heads=5", "heads"),
+        ("vit@patch_size=15", "patch_size"),
+        ("clip@patch_size=15", "patch_size"),
+        ("clip@text_heads=3", "text_heads"),
+        ("llama@heads=8,kv_heads=3", "kv_heads"),
+        ("llama@width=12,heads=4,kv_heads=4", "heads"),
+        ("mixtral@experts=2,chosen=3", "chosen"),
+        ("mixtral@width=12,heads=4", "heads"),
+        ("whisper@frames=7", "frames"),
+        ("whisper@width=9,heads=3", "width"),
+        ("resnet50@image_size=32", "image_size"),
+    ],
+)
+def test_options_that_cannot_be_had_together(text, field):
+    with pytest.raises(InvalidValue) as caught:
+        parse_workload(text)
+    assert caught.value.field == field
