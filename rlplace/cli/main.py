@@ -198,11 +198,7 @@ def _follow(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _sigterm_as_ctrl_c(told: Event) -> Iterator[None]:
-    """While active, SIGTERM ends a command as Ctrl-C does: batch systems and `timeout` send it to runs worth keeping.
-
-    Args:
-        told: set once it arrived.
-    """
+    """While active, SIGTERM ends a command as Ctrl-C does: batch systems and `timeout` send it to long runs."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # another handler is installed
         yield

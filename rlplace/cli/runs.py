@@ -205,11 +205,7 @@ def _is_restarted(folder: Path) -> bool:
 
 
 def _check_given(given: Set[str]) -> None:
-    """Refuses options that mean nothing beside `--resume`.
-
-    Raises:
-        InvalidValue: one of them was given.
-    """
+    """Refuses options that mean nothing beside `--resume`."""
     known = (*BESIDE_RESUME, *BESIDE_HOST) if "host" in given else BESIDE_RESUME
     for option in sorted(given - set(known)):
         expected = f"only {', '.join(f'--{name}' for name in known[1:])} beside --resume"
@@ -332,11 +328,7 @@ def place(
 
 
 def _free(path: Path, overwrite: bool) -> Path:
-    """The path, if a placement may be written there.
-
-    Raises:
-        FileProblem: a file is there.
-    """
+    """The path, if a placement may be written there."""
     if path.exists() and not overwrite:
         raise FileProblem(path, "is there already: name another file, or give `--overwrite`.")
     return path

@@ -307,11 +307,7 @@ def address_of(word: str, environ: Mapping[str, str] = os.environ) -> str | None
 
 
 def _init(ray: Any, address: str | None) -> str | None:
-    """Connects this process to the cluster at an address; None starts one on this machine.
-
-    Raises:
-        RunnerError: Ray could not join or start it.
-    """
+    """Connects this process to the cluster at an address; None starts one on this machine."""
     options: dict[str, Any] = {"address": address}
     if address is None:
         from rlplace.measure.timing.threads import usable_cores

@@ -616,11 +616,7 @@ class MeasuringNode:
 
 
 def _unpacked(data: bytes, index: Section) -> Sent:
-    """The object that was packed; its tensors are private to this process.
-
-    Raises:
-        RunnerError: a module of the user cannot be imported here, or memory does not suffice.
-    """
+    """The object that was packed; its tensors are private to this process."""
     try:
         with open(shared_file(len(data)), "r+b") as file:
             file.write(data)

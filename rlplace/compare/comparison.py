@@ -296,11 +296,7 @@ def paired_ratio(ratios: Sequence[float], workloads: Sequence[str]) -> MeanRatio
 def _by_workload(
     ratios: Sequence[float], workloads: Sequence[str]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Logarithms (P,), their sum for each workload (W,), and how many each has (W,).
-
-    Raises:
-        InvalidValue: no ratio, one that is not positive and finite, or another number of workloads.
-    """
+    """Logarithms (P,), their sum for each workload (W,), and how many each has (W,)."""
     values = np.asarray(ratios, dtype=np.float64)
     refuse_if(
         len(values) == 0 or len(workloads) != len(values),

@@ -106,11 +106,7 @@ def _timer(
     stack: ExitStack,
     asked: CutOptions,
 ) -> Other:
-    """The timer of a baseline.
-
-    Raises:
-        RlplaceError: says why it cannot run.
-    """
+    """The timer of a baseline."""
     if name in RECIPES:
         check_has_values(problem.graph)
         has_gpu = any(device.backend == "cuda" for device in problem.host.devices)
@@ -160,11 +156,7 @@ def _pipeline(
     say: Callable[[str], None],
     asked: CutOptions,
 ) -> tuple[Replicas, list[Device]]:
-    """The pipeline with the shortest simulated step, and the devices of its stages.
-
-    Raises:
-        UserError: no pipeline can be made of the workload; says why.
-    """
+    """The pipeline with the shortest simulated step, and the devices of its stages."""
     from rlplace.export.pipeline import SCHEDULES, best_stages
 
     work = build(spec, default_size=default_size, seed=seed)
@@ -216,11 +208,7 @@ def _share(spec: WorkloadSpec | None, count: int, default_size: Size, name: str)
 
 
 def _simulated(problem: Problem, spec: WorkloadSpec | None, name: str, default_size: Size, seed: int) -> Row:
-    """The row of a baseline on a simulated host.
-
-    Raises:
-        RlplaceError: says why it cannot be estimated.
-    """
+    """The row of a baseline on a simulated host."""
     if name != "ddp":
         raise UserError("the host is simulated: nothing runs on it; one device is the row `single`")
     share = _share(spec, len(replica_devices(problem)), default_size, name)

@@ -212,11 +212,7 @@ COLUMNS = ("op", "module", "group", "device", "op_time_s")
 
 
 def _csv(request: ExportRequest) -> str:
-    """The placement as CSV in the order of the graph: each op with its module, group, device and seconds there.
-
-    Raises:
-        FileProblem, InvalidValue: the session has no complete problem.
-    """
+    """The placement as CSV in the order of the graph: each op with its module, group, device and seconds there."""
     session, devices, written = request.session, request.placement.devices, io.StringIO()
     names = [request.placement.device_names[device] for device in devices.tolist()]
     times_s = session.costs.op_time_s[np.arange(devices.size), devices].tolist()

@@ -219,11 +219,7 @@ class Evaluator:
     def _raced(
         self, plans: list[Plan], protocol: RaceProtocol, others: Sequence[Other], deadline_s: float
     ) -> list[Measurement]:
-        """Measurements of plans, then of `others`, all in one race.
-
-        Raises:
-            DeviceLost: a device is not there any more.
-        """
+        """Measurements of plans, then of `others`, all in one race."""
         assert self._runner is not None
         outcomes = self._runner.measure_plans(plans, protocol=protocol, others=others, deadline_s=deadline_s)
         for outcome in outcomes:

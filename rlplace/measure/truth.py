@@ -299,13 +299,6 @@ def _factors(
     """For each graph (N, D) a factor for each pair of a word of an op and a kind of device; 1 for sources.
 
     Drawn in the order of the pairs of all graphs.
-
-    Args:
-        generator: of the draws.
-        words: of each graph's ops, (N,).
-        kinds: of devices, (D,).
-        runs: of each graph (N,) False for sources.
-        sigma: log standard deviation of the factors.
     """
     pairs = sorted({(word, kind) for word in _words(words, runs) for kind in kinds})
     drawn = dict(zip(pairs, generator.lognormal(0.0, sigma, len(pairs)).tolist(), strict=True))

@@ -206,13 +206,7 @@ class _Run:
         return [devices for devices, value_ms in best if math.isfinite(value_ms)]
 
     def _rounds(self, method: str, starts: Sequence[str], heats: Sequence[float]) -> _Answer:
-        """Rounds of chains side by side, from starts in turn; the last of each turn of heats from the best so far.
-
-        Args:
-            method: whose budget it is.
-            starts: methods whose placements chains begin with.
-            heats: temperatures at the start of chain after chain, as multiples of the objective's own.
-        """
+        """Rounds of chains side by side, from starts in turn; the last of each turn of heats from the best so far."""
         begin = self._starts(starts)
         if not begin:
             return _Answer()

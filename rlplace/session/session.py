@@ -512,11 +512,7 @@ class Session(Database):
         return f"{self.path}: {name}"
 
     def _kept(self, name: str, found: T | None) -> T:
-        """The content that was found under a name.
-
-        Raises:
-            FileProblem: nothing was.
-        """
+        """The content that was found under a name."""
         if found is None:
             raise FileProblem(
                 self.path,

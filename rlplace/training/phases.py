@@ -224,11 +224,7 @@ def _calibrated(
 def _judged(
     run: Run, config: TrainConfig, evaluator: Evaluator, entries: dict[str, MethodResult], left_s: float
 ) -> Table:
-    """The final table with its verdict: as it was measured before an interruption, or measured now.
-
-    Raises:
-        RunnerError: nothing in it ran to its end.
-    """
+    """The final table with its verdict: as it was measured before an interruption, or measured now."""
     say, problem, asked = run.progress.say, evaluator.problem, run.config
     plans = {method: entry.plan for method, entry in entries.items() if entry.plan is not None}
     table = kept_table(run.session, plans) if evaluator.is_measured else None

@@ -98,11 +98,7 @@ def place_workload(
 
 
 def _placed(problem: Problem, simulator: Simulator, found: SearchResult, option: str) -> tuple[Plan, dict[str, Any]]:
-    """The plan that a search found, and its figures as `--json` prints them; `option` gives the search more.
-
-    Raises:
-        RunnerError: no placement that was tried fits into memory.
-    """
+    """The plan that a search found, and its figures as `--json` prints them; `option` gives the search more."""
     if found.devices is None:
         raise RunnerError(f"none of {found.evaluations} placements fits into memory; give more `--{option}`.")
     bound_s, bound = lower_bound_s(problem)

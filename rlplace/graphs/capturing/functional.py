@@ -82,11 +82,7 @@ def _add_store(graph: torch.fx.Graph, place: Node, value: Node) -> None:
 
 
 def _traced_again(module: GraphModule) -> GraphModule:
-    """The same by PyTorch's own means: slower, and three ops where batch norm needs one.
-
-    Raises:
-        CaptureError: a write goes through `unfold`; PyTorch sets all that is in no window to zero (pytorch#198102).
-    """
+    """The same by PyTorch's own means: slower, and three ops where batch norm needs one."""
     for write in filter(mutates, module.graph.nodes):
         views = _views(write.args[0]) if isinstance(write.args[0], Node) else ()
         if any(view.target is aten.unfold.default for view in views):

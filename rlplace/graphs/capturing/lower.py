@@ -499,11 +499,7 @@ def unregister_cost(op: object) -> None:
 
 
 def _registered(target: Any, args: Any, kwargs: Any, output: Any) -> dict[str, float]:
-    """The figures of one call that the user registered for its overload, or else for its op, by name.
-
-    Raises:
-        InvalidValue: a function failed, or returned anything but a finite number >= 0.
-    """
+    """The figures of one call that the user registered for its overload, or else for its op, by name."""
     found, where, expected = {}, f"cost of {target}", "a function that returns a finite number >= 0"
     for name, function in _COSTS.get(target, _COSTS.get(getattr(target, "overloadpacket", None), {})).items():
         try:

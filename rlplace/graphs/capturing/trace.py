@@ -257,11 +257,7 @@ def trace_once(model: nn.Module, about: Hashable, make: Callable[[], Trace]) -> 
 def _replaced(
     before: dict[str, torch.Tensor], after: dict[str, torch.Tensor], buffers: Collection[str]
 ) -> dict[str, torch.Tensor]:
-    """The new values of buffers that `forward` replaced (`self.mean = ...`).
-
-    Raises:
-        CaptureError: one has another shape or dtype, or `forward` replaced a parameter.
-    """
+    """The new values of buffers that `forward` replaced (`self.mean = ...`)."""
     replaced = {}
     for name in [name for name in before if after[name] is not before[name]]:
         if name not in buffers:

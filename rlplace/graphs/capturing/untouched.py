@@ -407,14 +407,7 @@ class Kept:
 
 
 class _Stream:
-    """A generator of numbers, or an iterator, as it is now: it gives something else after each draw.
-
-    Args:
-        name: as the user writes it.
-        holder: its holder.
-        key: under which.
-        value: itself.
-    """
+    """A generator of numbers, or an iterator, as it is now: it gives something else after each draw."""
 
     def __init__(self, name: str, holder: Any, key: Any, value: Any) -> None:
         self.name, self._holder, self._key, self._value = name, holder, key, value

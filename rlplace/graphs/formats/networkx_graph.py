@@ -281,11 +281,7 @@ class _Reading(GraphBuilder):
         return -1 if value in (None, -1, "") else self._classes.setdefault(str(value), len(self._classes))
 
     def add_own_edges(self) -> list[int]:
-        """Adds the attributes of tensors in one of our graphs; returns its outputs.
-
-        Raises:
-            InvalidValue: a tensor, an edge's list or a result is malformed.
-        """
+        """Adds the attributes of tensors in one of our graphs; returns its outputs."""
         ids: dict[int, int] = {}
         for op, node in enumerate(self._nodes):
             with located(self._where, node):
@@ -324,11 +320,7 @@ class _Reading(GraphBuilder):
         return [ids[tensor] for tensor in results.outputs]
 
     def add_edges(self) -> list[int]:
-        """Adds a tensor for each size that a node's edges give, or one of the node's own size; returns no outputs.
-
-        Raises:
-            InvalidValue: a size is wrong.
-        """
+        """Adds a tensor for each size that a node's edges give, or one of the node's own size; returns no outputs."""
         for op, node in enumerate(self._nodes):
             with located(self._where, node):
                 own = read(self._graph.nodes[node], "output_bytes", 0)

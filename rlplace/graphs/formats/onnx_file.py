@@ -365,10 +365,6 @@ class _Inference:
 
     onnx infers the outputs of one node after the other. A node that computes a shape (`Shape`, `Gather`, `Concat`, ...)
     is worked out at once, so that shapes that depend on it are known, too.
-
-    Args:
-        model: a `ModelProto` whose inputs have sizes.
-        path: for messages.
     """
 
     def __init__(self, model: Any, path: Path) -> None:
@@ -380,11 +376,7 @@ class _Inference:
         self.reasons: dict[str, str] = {}
 
     def run(self) -> tuple[dict[str, Value], dict[str, str]]:
-        """Every value of a known shape and dtype; and why the others have none, as far as onnx says.
-
-        Raises:
-            InvalidValue: a size is negative or beyond all reason.
-        """
+        """Every value of a known shape and dtype; and why the others have none, as far as onnx says."""
         from onnx import TensorProto, helper
 
         graph = self.model.graph

@@ -250,11 +250,7 @@ def parse_dnn_partitioning(document: object, *, where: str = "workload") -> DnnP
 
 
 def _check_edges(edges: Sequence[_Edge], position: Mapping[int, int], where: str) -> dict[int, float]:
-    """The cost of each node's edges, in ms.
-
-    Raises:
-        InvalidValue: an end is no node, or edges of one source differ in cost.
-    """
+    """The cost of each node's edges, in ms."""
     cost_ms: dict[int, float] = {}
     for i, edge in enumerate(edges):
         for field, end in (("sourceId", edge.sourceId), ("destId", edge.destId)):

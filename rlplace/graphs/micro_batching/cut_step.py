@@ -224,16 +224,7 @@ def _update(
     num_calls: int,
     found: Sequence[Found],
 ) -> None:
-    """Adds the update of the buffers of some norms, which live together with all its ops.
-
-    Args:
-        assembly: takes the ops.
-        buffers: by dotted name.
-        paths: of the norms.
-        momentum: theirs; None for averages over all batches so far, of a single norm.
-        num_calls: how often each runs in a forward.
-        found: by micro-batch.
-    """
+    """Adds the update of the buffers of some norms, which live together with all its ops."""
     ops, own, module = assembly.ops, list[int](), paths[-1]
 
     def call(target: torch._ops.OpOverload, *args: object, **options: Any) -> Ref:

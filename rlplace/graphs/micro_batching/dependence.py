@@ -485,15 +485,7 @@ _OFFSETS = {"add", "sub", "rsub", "mul", "clone", "_to_copy", "_unsafe_view"}
 
 
 def _is_linear(name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any], is_sum: list[bool]) -> bool:
-    """Whether an op is linear in those of its tensors that are sums over samples, all others of no sample.
-
-    Args:
-        name: of the op, without its overload and the mark of an in-place form.
-        func: the op.
-        args: its positional arguments.
-        kwargs: the others.
-        is_sum: for each of its tensors.
-    """
+    """Whether an op is linear in those of its tensors that are sums over samples, all others of no sample."""
     if name in _LINEAR_IN_ALL or (name == "where" and not is_sum[0]):
         return True
     if name in _LINEAR_IN_ONE:

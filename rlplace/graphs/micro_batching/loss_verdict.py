@@ -252,9 +252,6 @@ def _ways(
     """The step of a few samples in float64.
 
     Where they do not run so, as they are (an op for float32 alone), or all samples (a shared tensor fits no fewer).
-
-    Raises:
-        NotComputable: it runs in none of these ways; says why the first failed.
     """
     tensors = (*model.parameters(), *targets, *tensors_in(call))
     dtypes = {value.dtype for value in tensors if value.is_floating_point()}
@@ -273,15 +270,7 @@ def _ways(
 
 
 def _refused(ops: Sequence[str], wrong: _Wrong, cut: str, ways: Ways, *, has_loss: bool) -> CaptureError:
-    """The message where neither loss is right.
-
-    Args:
-        ops: that mix samples.
-        wrong: why neither is.
-        cut: how the tensors are cut, in words.
-        ways: that were tried last.
-        has_loss: whether it is a training step.
-    """
+    """The message where neither loss is right."""
     dims = "`batch_dims` (--batch-dims)"
     instead = _INSTEAD if has_loss else "micro_batches=1 keeps the batch whole"
     hint = f"if the batch is another dimension, say it with {dims}; else {instead}"

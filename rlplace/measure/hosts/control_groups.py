@@ -65,13 +65,7 @@ def small_file(path: Path) -> str:
 
 
 def _values(root: Path, controller: str, name: str) -> list[str]:
-    """The values of that file in this process's group and in every group above it: the tightest counts.
-
-    Args:
-        root: above `proc` and `sys`.
-        controller: of version 1; empty for version 2, which has one tree for all.
-        name: of the file.
-    """
+    """The values of that file in this process's group and in every group above it: the tightest counts."""
     found = (small_file(root / MOUNT / controller / folder / name) for folder in _groups(root, controller))
     return [value for value in found if value]
 

@@ -272,15 +272,7 @@ _LETTERS = 100
 
 
 def _num_values(data: object, known: dict[int, int | None]) -> int:
-    """How many values there are if each is counted wherever it stands; of long texts, their parts.
-
-    Args:
-        data: the parsed object, in which one object may stand in many places.
-        known: counts so far by identity; None for an object that is being counted.
-
-    Raises:
-        ValueError: a value holds itself.
-    """
+    """How many values there are if each is counted wherever it stands; of long texts, their parts."""
     if not isinstance(data, Mapping | list | tuple | set):
         return 1 + len(data) // _LETTERS if isinstance(data, str | bytes) else 1
     if id(data) not in known:

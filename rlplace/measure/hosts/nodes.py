@@ -249,10 +249,6 @@ def _welcome_all(store: Store, num_ranks: int) -> tuple[str, bytes]:
     torchrun's store outlives the processes: after a restart it holds what those before have written, and neither the
     number of restarts nor that of ranks is the same on all machines, or new. So each rank writes a random word, and
     only the answer to this very word counts. The store is everybody's: the answer is signed, and the secret not in it.
-
-    Raises:
-        InvalidValue: a rank has no secret, or another one.
-        RunnerError: a rank did not come.
     """
     from rlplace.measure.hosts.signed_store import Gift, SignedStore, code, keep_secret, own_secret
     from rlplace.measure.timing.race import looks  # it needs arrays: the command line begins without them
@@ -283,11 +279,7 @@ def _welcome_all(store: Store, num_ranks: int) -> tuple[str, bytes]:
 
 
 def _await_welcome(store: Store, rank: int) -> tuple[str, bytes]:
-    """Another rank: the session that rank 0 chose, and the secret.
-
-    Raises:
-        InvalidValue: this rank has no secret, or another one than rank 0.
-    """
+    """Another rank: the session that rank 0 chose, and the secret."""
     from rlplace.measure.hosts.signed_store import Gift, SignedStore, code, keep_secret, own_secret
 
     word = secrets.token_hex(16)
@@ -328,9 +320,6 @@ def _gather(store: Store, rank: int, num_ranks: int, name: str, value: Any) -> l
 
 def _machine_names(known: Sequence[tuple[str, str]]) -> list[str]:
     """A unique name for the machine of each rank: its host name, with torchrun's number where two have the same.
-
-    Args:
-        known: of each rank, torchrun's number of its machine, and its host name.
 
     >>> _machine_names([("0", "a"), ("0", "a"), ("1", "b")])
     ['a', 'a', 'b']
@@ -413,11 +402,7 @@ def interfaces() -> dict[str, str]:
 
 
 def _interface_to(address: str) -> tuple[str, str]:
-    """Name and own address of the interface to use: the one of the environment, else that of the route to an address.
-
-    Raises:
-        InvalidValue: an interface that the environment names does not exist, or has no address.
-    """
+    """Name and own address of the interface to use: of the environment, else of the route to an address."""
     found = interfaces()
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         wanted = os.environ.get(variable, "").partition(",")[0].removeprefix("=")

@@ -208,12 +208,7 @@ class Fleet:
             os.close(self.store)
 
     def _look(self) -> None:
-        """Sees that all are there: one that starts waits for the others.
-
-        Raises:
-            DeviceLost: a machine does not answer.
-            CannotIsolate: one ended.
-        """
+        """Sees that all are there: one that starts waits for the others."""
         if (gone := self._first_gone()) is None:
             return
         if (lost := self.lost) is not None:

@@ -548,11 +548,7 @@ def make_runner(
 
 
 def _warn(what: str, error: CannotIsolate, host: Host) -> None:
-    """Says why work runs in this process, to the caller of the function that decided so.
-
-    Raises:
-        CannotIsolate: the host's devices are processes, so nothing runs in this one.
-    """
+    """Says why work runs in this process, to the caller of the function that decided so."""
     if host.processes:
         raise error
     warnings.warn(

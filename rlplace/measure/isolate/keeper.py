@@ -434,10 +434,6 @@ def _proved(opened: socket.socket, secret: bytes, *, asks_first: bool) -> Connec
     """A connection of which both sides have proved that they know the secret.
 
     Small messages go at once, and a connection to a machine that is gone does not live for hours.
-
-    Raises:
-        AuthenticationError: the other side does not know it.
-        OSError: it is gone, or takes too long.
     """
     # one deadline for all of the proof: a byte now and then must not keep it going
     late = threading.Timer(ANSWERS_WITHIN_S, _cut, (opened,))
@@ -475,11 +471,7 @@ def _send(connection: Connection[Any, Any], message: object) -> None:
 
 
 def _received(connection: Connection[Any, Any]) -> Any:
-    """A message.
-
-    Raises:
-        OSError: it is too long, or no message.
-    """
+    """A message."""
     try:
         return json.loads(connection.recv_bytes(_MOST_BYTES))
     except ValueError as error:
@@ -487,10 +479,6 @@ def _received(connection: Connection[Any, Any]) -> Any:
 
 
 def _await(connection: Connection[Any, Any]) -> None:
-    """Returns when there is something to receive; a suspension of this process does not count.
-
-    Raises:
-        TimeoutError: nothing came.
-    """
+    """Returns when there is something to receive; a suspension of this process does not count."""
     if not any(connection.poll(LOOKS_EVERY_S) for _ in looks(ANSWERS_WITHIN_S)):
         raise TimeoutError(f"no answer within {ANSWERS_WITHIN_S:g} s")

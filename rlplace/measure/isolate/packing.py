@@ -332,15 +332,7 @@ def _define(
     kernels: tuple[tuple[str | None, Callable[..., Any]], ...],
     fake: Callable[..., Any] | None,
 ) -> None:
-    """Defines a `torch.library.custom_op` again.
-
-    Args:
-        qualified: `namespace::op`.
-        schema: without the name.
-        function: of the op.
-        kernels: by kind of device; None is every other kind.
-        fake: of the op on fake tensors, if it was given.
-    """
+    """Defines a `torch.library.custom_op` again."""
     namespace, _, name = qualified.partition("::")
     op = CustomOpDef(namespace, name, schema, function)
     for device, kernel in kernels:

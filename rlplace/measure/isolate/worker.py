@@ -464,13 +464,7 @@ def _wires(host: Host, rank: int, store: int, meeting: Meeting) -> Wires | None:
 
 
 class _Rank:
-    """One device that is not the first: it is told what to run by the process of the first.
-
-    Args:
-        setup: the problem.
-        link: of the rank.
-        meeting: of all ranks.
-    """
+    """One device that is not the first: it is told what to run by the process of the first."""
 
     def __init__(self, setup: Setup, link: Link, meeting: Meeting) -> None:
         keep_freed_memory()
@@ -499,16 +493,7 @@ class _Rank:
 
 
 class _Worker:
-    """One `HostRunner`, and its requests.
-
-    Args:
-        setup: the problem.
-        origin: reads the user's model and loss, once they are needed.
-        connection: to the process that asks.
-        board: that it reads.
-        link: of the first rank, to the others; empty where there are none.
-        meeting: of all ranks.
-    """
+    """One `HostRunner`, and its requests."""
 
     def __init__(
         self,
@@ -557,11 +542,7 @@ class _Worker:
         return room
 
     def serve(self) -> None:
-        """Answers requests until the parent closes the connection.
-
-        Raises:
-            EOFError: it did.
-        """
+        """Answers requests until the parent closes the connection."""
         while True:
             try:
                 request: Request = self._connection.recv()

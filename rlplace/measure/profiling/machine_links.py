@@ -179,11 +179,7 @@ class _Ends:
         return [int(each) for each in told.tolist()]
 
     def exchange(self, sent: torch.Tensor | None, received: torch.Tensor | None) -> None:
-        """Sends one tensor, and receives the other; returns when this end has done both.
-
-        Raises:
-            RuntimeError, TimeoutError: it took too long, or the other end is gone.
-        """
+        """Sends one tensor, and receives the other; returns when this end has done both."""
         under_way: list[tuple[Wire, Any]] = []
         if received is not None:
             with self.back.using():

@@ -284,13 +284,7 @@ class Simulator:
         priorities: NDArray[np.float64] | None = None,
         cutoff_s: NDArray[np.float64] | None = None,
     ) -> Results:
-        """The results of a batch, on every thread; the same to the bit, however many there are.
-
-        Args:
-            batch: B plans, or placements that are still to be planned.
-            priorities: (N,) in which placements are planned.
-            cutoff_s: (B,) step times above may come back as infinite.
-        """
+        """The results of a batch, on every thread; the same to the bit, however many there are."""
         order, count, results = self._priority_order(priorities), len(batch.devices), self._new_results(batch)
         cutoff_s = np.full(count, np.inf) if cutoff_s is None else cutoff_s
         size = max(1, count // (4 * self.threads))

@@ -346,13 +346,7 @@ def _near(racing: Sequence[_Contender], ratio: float, most: int) -> list[_Conten
 
 
 class _Race:
-    """Searches under one budget.
-
-    Args:
-        budget: evaluations.
-        seed: of every search.
-        say: told results.
-    """
+    """Searches under one budget."""
 
     def __init__(self, budget: float, seed: int, say: Callable[[str], None]) -> None:
         self.spent = 0
@@ -424,13 +418,7 @@ class _Race:
         return one
 
     def run(self, racing: Sequence[_Contender], budget: float, *, goes_on: bool = False) -> None:
-        """A search of each contender, for equal shares of `budget`; none where it is spent.
-
-        Args:
-            racing: the contenders.
-            budget: evaluations.
-            goes_on: begins where the best search of each has ended.
-        """
+        """A search of each contender, for equal shares of `budget`; none where it is spent."""
         for place, one in enumerate(racing):
             room = (self.most_work - self.work) / (len(racing) - place) / one.problem.graph.num_ops
             evaluations = int(min(max(budget / len(racing), 1), MOST_EACH, self.left, room))

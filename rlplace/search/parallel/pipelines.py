@@ -196,13 +196,7 @@ def best_pipeline(
 
 
 class _Trials:
-    """Pipelines of one problem, simulated.
-
-    Args:
-        problem: whose graph is cut into micro-batches.
-        step: its roles.
-        places: (C,) where stages may begin.
-    """
+    """Pipelines of one problem, simulated."""
 
     def __init__(self, problem: Problem, step: StepRoles, places: NDArray[np.integer]) -> None:
         self.chain = Chain.of(problem, step)

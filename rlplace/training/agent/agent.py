@@ -236,16 +236,7 @@ class Agent:
     def _candidates(
         self, mean: Simulator, count: int, each: Budget, size: int, hosts: Iterator[Simulator]
     ) -> list[Plan]:
-        """Plans unlike each other and those measured before: the best of each of `count` searches, then others.
-
-        Args:
-            mean: under the most probable factors.
-            count: how many searches are wanted that end with something new.
-            each: evaluations or seconds for each of them, the comparison included.
-            size: how many plans are wanted, about, where they are compared; 0 where they are not: then those at the
-                front are measured.
-            hosts: draws of the posterior.
-        """
+        """Plans unlike each other and those measured before: the best of each of `count` searches, then others."""
         config, evaluations, seconds = self._config, each.evaluations, each.seconds
         if size:
             evaluations, seconds = evaluations - size * config.draws / count, seconds * (1.0 - config.compared_share)
@@ -405,11 +396,7 @@ def learn_host(
 
 
 def _measured(measurer: PlanMeasurer, plans: Sequence[Plan]) -> list[Measurement]:
-    """What a measurer says of plans.
-
-    Raises:
-        InvalidValue: it returned a wrong number of measurements.
-    """
+    """What a measurer says of plans."""
     outcomes = measurer.measure_plans(plans)
     refuse_if(
         len(outcomes) != len(plans),
