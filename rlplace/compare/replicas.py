@@ -37,7 +37,9 @@ from rlplace.measure.execute.device_threads import torch_device
 from rlplace.measure.hosts.detect import nodes_host
 from rlplace.measure.hosts.fresh_ranks import FreshRanks
 from rlplace.measure.hosts.nodes import join
+from rlplace.measure.isolate.lifeline import end_with
 from rlplace.measure.timing.race import LOOKS_EVERY_S, Suspensions
+from rlplace.process_settings import close_own, keep_from_children
 from rlplace.workloads import Size, Workload, build, parse_workload
 
 TIMEOUT_S = 300.0
@@ -291,16 +293,18 @@ class ReplicaTeam:
         meeting = f"file://{self._folder.name}/meeting"
         pipes = [context.Pipe() for _ in devices]
         self._pipes = [here for here, _ in pipes]
-        self._processes = [
-            context.Process(
-                target=_replica,
-                args=(there, meeting, rank, len(devices), device, replicas),
-                name=f"rlplace replica {rank}",
-                daemon=True,
-            )
-            for rank, (device, (_, there)) in enumerate(zip(devices, pipes, strict=True))
-        ]
-        with _path_without_current_folder():
+        alive, lifeline = os.pipe()
+        self._lifeline = keep_from_children(lifeline)
+        with Connection(alive, writable=False) as life, _path_without_current_folder():
+            self._processes = [
+                context.Process(
+                    target=_replica,
+                    args=(life, there, meeting, rank, len(devices), device, replicas),
+                    name=f"rlplace replica {rank}",
+                    daemon=True,
+                )
+                for rank, (device, (_, there)) in enumerate(zip(devices, pipes, strict=True))
+            ]
             for process in self._processes:
                 process.start()
         with ExitStack() as stack:
@@ -333,6 +337,7 @@ class ReplicaTeam:
             if process.is_alive():
                 process.kill()
                 process.join()
+        close_own(self._lifeline)
         self._folder.cleanup()
 
     def _collect(self, within_s: float) -> str:
@@ -364,10 +369,13 @@ def _path_without_current_folder() -> Iterator[None]:
             del os.environ["PYTHONSAFEPATH"]
 
 
-def _replica(pipe: Connection, meeting: str, rank: int, count: int, device: Device, replicas: Replicas) -> None:
-    """A replica's process: makes its part, then steps whenever it is told."""
+def _replica(
+    life: Connection, pipe: Connection, meeting: str, rank: int, count: int, device: Device, replicas: Replicas
+) -> None:
+    """A replica's process: makes its part, then steps whenever it is told; it ends with the one that started it."""
     import torch.distributed as dist
 
+    end_with(life.fileno())
     try:
         join_replicas(device, rank, count, init_method=meeting)
         name, step = replicas.quickest(device)

@@ -6,6 +6,10 @@ Data parallelism: shares of a batch, and real replicas.
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -187,6 +191,34 @@ def test_replicas_step_together() -> None:
         assert all(team() > 0 for _ in range(3))
     finally:
         team.close()
+
+
+PARENT = """
+import os, signal, sys
+from rlplace.compare.replicas import ReplicaTeam, Replicas
+from rlplace.measure.hosts.host import Device
+core = Device("cpu", "cpu-core", "cpu", 1 << 30)
+if __name__ == "__main__":
+    options = {"workload": sys.argv[1], "in_bf16": False, "bucket_mb": 1.0}
+    team = ReplicaTeam(Replicas("ddp", {"only": options}), [core])
+    replica = team._processes[0].pid
+    os.kill(replica, signal.SIGSTOP)
+    print(replica, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux sends the signal")
+def test_a_stopped_replica_does_not_outlive_the_process_that_started_it(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    words = [sys.executable, str(script), TINY]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=300, check=False)
+    replica, until_s = int(done.stdout), time.monotonic() + 60
+    while Path(f"/proc/{replica}").exists() and " Z " not in Path(f"/proc/{replica}/stat").read_text():
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
 
 
 @pytest.mark.slow
