@@ -108,7 +108,7 @@ def train(
 
 @one_thread_here()
 def train_in(run: Run, *, workload: str) -> TrainResult:
-    """As `train`, in a session, on a problem that was made as the configuration says."""
+    """Runs the search of `train` in a session that is open, and returns its result."""
     host, config, root = run.problem.host, run.config, None if run.folder is None else run.folder.root
     check_names(config, is_simulated=host.is_simulated)
     with (

@@ -145,7 +145,7 @@ def test_mistakes_are_one_line(run: Path, tmp_path: Path, capsys: pytest.Capture
     older.mkdir()
     (older / "config.json").write_text("{}")
     assert main(["explain", str(older)]) == 2
-    assert "a run of an older rlplace" in capsys.readouterr().err
+    assert "not a run folder" in capsys.readouterr().err
     change(write_run(tmp_path / "strange"), "explanation", graph_fingerprint=None)
     assert main(["explain", str(tmp_path / "strange")]) == 2
     assert "explanation: graph_fingerprint is" in capsys.readouterr().err

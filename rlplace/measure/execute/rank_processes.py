@@ -282,14 +282,14 @@ class RankCrew(Crew):
         self.watch()
 
     def watch(self) -> None:
-        """Sees that the processes are there; this one looks at none, as whoever started them does.
+        """Raises if a rank has died. This one does nothing: `isolated_runner.wait_for` watches all ranks (docs/processes.md).
 
         Raises:
             RunnerError: one is gone.
         """
 
     def lost(self) -> NoReturn:
-        """One does not answer any more: raises, or waits for the end of this process."""
+        """Called when the connection of a rank closes: waits until the parent ends this process; `OwnCrew` raises."""
         threading.Event().wait()
         raise AssertionError
 

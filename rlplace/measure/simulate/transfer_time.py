@@ -1,4 +1,4 @@
-"""The time of a transfer: the one formula of the simulator's kernels and of the list schedulers."""
+"""The time of a transfer: what the simulator's kernels and the list schedulers add up."""
 
 from __future__ import annotations
 
