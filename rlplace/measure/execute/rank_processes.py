@@ -282,7 +282,7 @@ class RankCrew(Crew):
         self.watch()
 
     def watch(self) -> None:
-        """Raises if a rank has died. This one does nothing: `isolated_runner.wait_for` watches all ranks (docs/processes.md).
+        """Raises if a rank has died. Does nothing here: `isolated_runner.wait_for` watches all ranks.
 
         Raises:
             RunnerError: one is gone.
