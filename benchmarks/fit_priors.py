@@ -7,16 +7,15 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from record import argument, parse
+from record import argument, mistakes_in_a_line, parse
 from scipy.optimize import minimize_scalar
 
-from rlplace.errors import FileProblem, InvalidValue, UserError
+from rlplace.errors import FileProblem, InvalidValue
 from rlplace.measure.host_model import LearnedHost, Priors, load_learned_host, load_priors, save_priors
 from rlplace.measure.host_model.learned_host import FIGURES_OF, LearnedFactor, likelihood
 from rlplace.measure.host_model.scales import SECTIONS, Figure, Section
@@ -147,10 +146,8 @@ if __name__ == "__main__":
     given = parse(
         __doc__,
         argument("runs", nargs="*", type=Path),
-        argument("--store", default=OFF),
-        argument("--out", default=Path("priors.json"), type=Path),
+        argument("--store", default=OFF, help="measurements whose learned hosts count, too"),
+        argument("--out", default=Path("priors.json"), type=Path, help="priors.json here by default"),
     )
-    try:
+    with mistakes_in_a_line("fit_priors"):
         main(given.runs, given.store, given.out)
-    except UserError as error:
-        sys.exit(f"fit_priors: {error}")

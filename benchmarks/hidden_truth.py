@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from record import argument, parse
+from record import argument, mistakes_in_a_line, parse
 
 from rlplace.cli.option_groups import only_json_on_stdout, print_json
 from rlplace.compare.comparison import Comparison, Row, collected, row_or_failure
@@ -413,4 +413,5 @@ def _compared(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with mistakes_in_a_line("hidden_truth"):
+        sys.exit(main())

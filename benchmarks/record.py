@@ -9,11 +9,13 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import rlplace
+from rlplace.errors import RlplaceError, UserError
 from rlplace.files import write_json_atomic, write_text_atomic
 
 RESULTS = Path(__file__).parent / "results"
@@ -56,6 +58,16 @@ def parse(
     for names, options in arguments:
         parser.add_argument(*names, **options)
     return parser.parse_args(words)
+
+
+@contextmanager
+def mistakes_in_a_line(program: str) -> Iterator[None]:
+    """Ends the program with one line, and with 2 for a mistake of the user, as `rlplace` does."""
+    try:
+        yield
+    except RlplaceError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UserError) else 1)
 
 
 def table(*rows: Iterable[object]) -> str:

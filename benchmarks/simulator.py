@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import timeit
 from collections.abc import Callable
 from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
+from record import argument, parse
 
 from rlplace.graphs import Grouping, OpGraph
 from rlplace.measure.costs.costs import Costs
@@ -142,4 +142,5 @@ def synthetic_placements(
 
 
 if __name__ == "__main__":
-    main(*((QUICK_SIZES, QUICK_DEVICES) if "--quick" in sys.argv else (SIZES, DEVICES)))
+    is_quick = parse(__doc__, argument("--quick", action="store_true")).quick
+    main(*((QUICK_SIZES, QUICK_DEVICES) if is_quick else (SIZES, DEVICES)))

@@ -27,7 +27,7 @@ from safetensors.numpy import load, save
 from torch import Tensor, nn
 
 from rlplace.env.sequential import GROUPINGS, ListSchedules, Pair
-from rlplace.errors import FileProblem, RlplaceError
+from rlplace.errors import FileProblem, RlplaceError, UserError
 from rlplace.files import jsonable, os_errors, read_json, write_bytes_atomic, write_json_atomic
 from rlplace.graphs import OpGraph
 from rlplace.graphs.synthetic import synthetic
@@ -533,4 +533,5 @@ if __name__ == "__main__":
     try:
         tyro.cli(main, config=(tyro.conf.FlagCreatePairsOff,))
     except RlplaceError as error:
-        sys.exit(f"pretrain: {error}")
+        print(f"pretrain: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UserError) else 1)

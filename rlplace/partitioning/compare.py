@@ -70,6 +70,8 @@ def run_published(
     progress = make_progress(is_quiet=output.is_quiet)
     progress.say(f"{path.name}: {record.graph.num_ops} ops, {record.graph.num_edges} edges on its own host")
     is_published = objective in PUBLISHED
+    for note in () if is_published else record.graph.notes:
+        progress.say(f"{path.name}: {note}")
     if is_published and output.plot is not None:
         hint = f"Under {objective} methods do not tell what they find on the way."
         raise InvalidValue("plot", str(output.plot), "none", where="compare", hint=hint)

@@ -116,7 +116,7 @@ def test_the_program_says_in_one_line_what_is_wrong(tmp_path: Path) -> None:
     pretrain(TINY, tmp_path)
     words = [sys.executable, str(pretraining.__file__), str(tmp_path), "--no-captured"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"pretrain: {tmp_path}")
     assert "--resume" in done.stderr
 

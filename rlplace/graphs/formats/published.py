@@ -44,6 +44,7 @@ from rlplace.graphs.opgraph import (
 )
 from rlplace.graphs.paths import topological_order
 from rlplace.records import Number, Whole, read_record, shortened
+from rlplace.say import format_bytes
 
 TRANSFER_BYTES_PER_MS = float(1 << 31) / 1e3
 """The rate that turns a transfer's milliseconds into bytes: 2 GiB/s, the benchmark's own figure."""
@@ -292,8 +293,10 @@ def _built(
             colocation=-1 if node.colorClass is None else numbers[node.colorClass],
         )
         builder.add_outputs(builder.add(row), [round(milliseconds * TRANSFER_BYTES_PER_MS)])
+    total = format_bytes(sum(node.size for node in nodes))
+    note = f"sizes of nodes ({total} in all) count as memory under the objectives max-load and piece-latency alone."
     return DnnPartitioning(
-        graph=builder.graph(),
+        graph=replace(builder.graph(), notes=(note,) if any(node.size for node in nodes) else ()),
         ids=read_only([node.id for node in nodes], np.int64),
         labels=tuple(node.name for node in nodes),
         class_ids=tuple(classes),

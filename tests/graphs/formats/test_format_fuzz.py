@@ -22,7 +22,9 @@ from rlplace.graphs.formats import load_graph, save_graph
 from rlplace.graphs.opgraph import OpGraph
 from rlplace.graphs.statistics import describe_graph
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(nothing reads|unknown cost|costs nothing):RuntimeWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*(nothing reads|unknown cost|costs nothing|count as memory):RuntimeWarning"
+)
 
 
 @pytest.fixture(scope="module")
